@@ -1,0 +1,292 @@
+"""Processes on this host: identity, table, the tree of a job, and ending it.
+
+Why: a pid alone names nothing (it is reused, 32768 is a common limit), a process group misses escapees and the
+environment marker misses programs that wipe it.  So a job's processes are found by four independent traces:
+descent from the supervisor (a subreaper), the ORCH_JOB marker, the recorded session ids, recorded identities.
+Nobody is ever killed by name.  Standard library only; Linux /proc.  Sources: proc(5), prctl(2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pwd
+import signal
+from dataclasses import dataclass
+from typing import Dict, Iterable, List, Optional, Set
+
+from remote_jobs.protocol import MARKER_ENV, ProcessId
+
+PR_SET_CHILD_SUBREAPER = 36
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class Proc:
+    """One row of the process table (sizes in bytes, times in clock ticks)."""
+
+    pid: int
+    ppid: int
+    pgid: int
+    session: int
+    uid: int
+    state: str
+    comm: str
+    start_ticks: int
+    cpu_ticks: int
+    rss_bytes: int
+
+
+def boot_id() -> str:
+    """Id of the running kernel's boot; differs after a reboot."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return "unknown"
+
+
+def pid_namespace() -> int:
+    """Inode of our pid namespace: pids of another namespace mean nothing here."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def read_proc(pid: int) -> Optional[Proc]:
+    """Row of one process, or None when it is gone (or not ours to read)."""
+    try:
+        with open("/proc/{}/stat".format(pid), "rb") as file:
+            raw = file.read()
+            uid = os.fstat(file.fileno()).st_uid
+    except OSError:
+        return None
+    # comm may hold spaces and brackets: fields are counted after the LAST closing bracket (proc(5)).
+    head, _, tail = raw.rpartition(b")")
+    fields = tail.split()
+    if len(fields) < 22:
+        return None
+    return Proc(
+        pid=pid,
+        ppid=int(fields[1]),
+        pgid=int(fields[2]),
+        session=int(fields[3]),
+        uid=uid,
+        state=fields[0].decode("ascii", "replace"),
+        comm=head.partition(b"(")[2].decode("utf-8", "replace"),
+        start_ticks=int(fields[19]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+        rss_bytes=int(fields[21]) * _PAGE_BYTES,
+    )
+
+
+def identity(pid: int) -> Optional[ProcessId]:
+    """(boot id, pid, start ticks) of a live process, or None."""
+    proc = read_proc(pid)
+    return None if proc is None else ProcessId(pid, proc.start_ticks, boot_id())
+
+
+def is_alive(process: ProcessId) -> bool:
+    """True while this very process runs: same boot, same start; a zombie counts as dead."""
+    if process.boot_id != boot_id():
+        return False
+    proc = read_proc(process.pid)
+    return proc is not None and proc.start_ticks == process.start_ticks and proc.state not in "ZX"
+
+
+def table() -> Dict[int, Proc]:
+    """All visible processes by pid."""
+    found: Dict[int, Proc] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            proc = read_proc(int(name))
+            if proc is not None:
+                found[proc.pid] = proc
+    return found
+
+
+def marker(pid: int) -> Optional[str]:
+    """Value of ORCH_JOB in a process's initial environment; None when absent, wiped or unreadable."""
+    try:
+        with open("/proc/{}/environ".format(pid), "rb") as file:
+            for item in file.read(1 << 20).split(b"\0"):
+                if item.startswith(MARKER_ENV.encode() + b"="):
+                    return item.partition(b"=")[2].decode("utf-8", "replace")
+    except OSError:
+        pass
+    return None
+
+
+def command_line(pid: int, limit: int = 512) -> str:
+    """Command line with NULs as spaces, or the bracketed name when there is none."""
+    try:
+        with open("/proc/{}/cmdline".format(pid), "rb") as file:
+            raw = file.read(limit + 1)
+    except OSError:
+        return ""
+    text = raw.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+    if not text:
+        proc = read_proc(pid)
+        return "[{}]".format(proc.comm) if proc else ""
+    return text[:limit]
+
+
+def user_name(uid: int) -> str:
+    """Login name of a uid, or the number as text."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def descendants(root: int, rows: Dict[int, Proc]) -> Set[int]:
+    """Pids below ``root`` (not itself) in this table."""
+    children: Dict[int, List[int]] = {}
+    for proc in rows.values():
+        children.setdefault(proc.ppid, []).append(proc.pid)
+    found: Set[int] = set()
+    stack = list(children.get(root, ()))
+    while stack:
+        pid = stack.pop()
+        if pid not in found:
+            found.add(pid)
+            stack.extend(children.get(pid, ()))
+    return found
+
+
+def find_job(
+    job: str,
+    *,
+    supervisor: Optional[int] = None,
+    sessions: Iterable[int] = (),
+    recorded: Iterable[ProcessId] = (),
+    exclude: Iterable[int] = (),
+) -> List[Proc]:
+    """Live processes of a job, by all four traces, without zombies, the supervisor and ``exclude``.
+
+    Args:
+        job: job id to look for in the marker.
+        supervisor: pid of the job's subreaper when it is alive: everything below it is the job's.
+        sessions: session ids that the job's main processes led; only counted for our own uid.
+        recorded: identities written down earlier; they match by start time, never by pid alone.
+        exclude: pids to leave out (children of the supervisor that are not the job's).
+    """
+    rows = table()
+    me = os.getuid()
+    skip = set(exclude)
+    for pid in tuple(skip):
+        skip |= descendants(pid, rows)
+    skip.add(os.getpid())
+    wanted = descendants(supervisor, rows) if supervisor else set()
+    wanted_sessions = set(sessions)
+    boot = boot_id()
+    known = {(item.pid, item.start_ticks) for item in recorded if item.boot_id == boot}
+    for proc in rows.values():
+        ours = proc.uid == me or me == 0
+        if (proc.pid, proc.start_ticks) in known or (ours and proc.session in wanted_sessions):
+            wanted.add(proc.pid)
+        elif ours and proc.pid not in wanted and proc.pid != supervisor and marker(proc.pid) == job:
+            wanted.add(proc.pid)
+    for pid in tuple(wanted):
+        wanted |= descendants(pid, rows)
+    if supervisor:
+        skip.add(supervisor)
+    return [rows[pid] for pid in sorted(wanted) if pid in rows and pid not in skip and rows[pid].state not in "ZX"]
+
+
+def send_signal(proc: Proc, signum: int) -> bool:
+    """Signal this very process: its start time is read again first. False when it is gone or not ours."""
+    now = read_proc(proc.pid)
+    if now is None or now.start_ticks != proc.start_ticks:
+        return False
+    try:
+        os.kill(proc.pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def signal_group(pgid: int, signum: int) -> bool:
+    """Signal a process group; False when nobody is left in it."""
+    if pgid <= 1:
+        return False
+    try:
+        os.killpg(pgid, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def become_subreaper() -> bool:
+    """Make orphans below us our children, so that escapees (setsid, double fork) stay in our tree."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        return bool(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    except (OSError, AttributeError):
+        return False
+
+
+class CpuMeter:
+    """CPU per cent of processes between two readings of the table (100 = one core)."""
+
+    def __init__(self) -> None:
+        self._last: Dict[int, int] = {}
+        self._at = 0.0
+
+    def rows(self, procs: List[Proc], now: float) -> List[Dict[str, object]]:
+        """JSON rows {pid, ppid, user, state, cpu_pct, rss_mib, command}; ``now`` is monotonic, in s."""
+        elapsed_s = now - self._at if self._at else 0.0
+        result: List[Dict[str, object]] = []
+        for proc in procs:
+            before = self._last.get(proc.pid)
+            cpu_pct = None
+            if before is not None and elapsed_s > 0:
+                cpu_pct = round(100.0 * max(0, proc.cpu_ticks - before) / _CLOCK_TICKS / elapsed_s, 1)
+            result.append(
+                {
+                    "pid": proc.pid,
+                    "ppid": proc.ppid,
+                    "user": user_name(proc.uid),
+                    "state": proc.state,
+                    "cpu_pct": cpu_pct,
+                    "rss_mib": round(proc.rss_bytes / 1048576.0, 1),
+                    "command": command_line(proc.pid),
+                }
+            )
+        self._last = {proc.pid: proc.cpu_ticks for proc in procs}
+        self._at = now
+        return result
+
+
+def boot_time_s() -> float:
+    """Wall-clock time of the boot in epoch seconds (btime of /proc/stat)."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/stat", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("btime "):
+                return float(line.split()[1])
+    return 0.0
+
+
+def started_at_s(proc: Proc) -> float:
+    """Wall-clock start of a process in epoch seconds."""
+    return boot_time_s() + proc.start_ticks / float(_CLOCK_TICKS)
+
+
+def read_bytes(pid: int) -> Optional[int]:
+    """Bytes this process fetched from storage or page cache so far (rchar of /proc/PID/io), None if unreadable."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/{}/io".format(pid), encoding="ascii") as file:
+        for line in file:
+            if line.startswith("rchar:"):
+                return int(line.split()[1])
+    return None
+
+
+def signal_name(signum: int) -> str:
+    """TERM for 15 and so on; the number as text when unnamed."""
+    try:
+        return signal.Signals(signum).name[3:]
+    except ValueError:
+        return str(signum)
