@@ -47,6 +47,7 @@ class Document:
         lines: line (from 1) of each value; for a mapping's entry, the line of its key.
         texts: the text as written of each plain scalar that is not a string (``1.10``, ``true``, ``0x1f``).
         problems: mistakes that do not stop the reading, such as duplicate keys.
+        sets: command-line options (``--set a.b=1``) that wrote a value over or into the file's.
     """
 
     name: str | None
@@ -54,6 +55,17 @@ class Document:
     lines: dict[Where, int] = field(default_factory=dict)
     texts: dict[Where, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    sets: dict[Where, str] = field(default_factory=dict)
+
+    def problem(self, where: Where, message: str, hint: str | None = None) -> Problem:
+        """A problem with a value, placed at its line, or at the ``--set`` that brought it."""
+        for length in range(len(where), 0, -1):
+            option = self.sets.get(where[:length])
+            if option is not None:
+                return Problem(f"{option}: {message}", hint)
+            if where[:length] in self.lines:
+                break
+        return Problem(message, hint, self.name, self.line(where))
 
     def line(self, where: Where) -> int | None:
         """Line of a value, or of the nearest enclosing one that has a line."""
@@ -306,8 +318,8 @@ def _syntax_error(error: MarkedYAMLError, text: str, name: str | None) -> Config
     if mark is not None and "expected <block end>" in problem and "scalar" in problem:
         before = text.split("\n")[mark.line][: mark.column].rstrip()
         if before.endswith(("}", "]", '"', "'")):  # run: {files}/x.sh
-            message = f"text after a closing {before[-1]}"
-            return ConfigError(message, "quote the whole value: '...'", file=name, line=line)
+            after = f"text after a closing {before[-1]}"
+            return ConfigError(after, "quote the whole value: '...'", file=name, line=line)
     for part, message, hint in _SYNTAX_HINTS:
         if part in problem:
             if part == "found unexpected end of stream" and error.context_mark is not None:
