@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +26,19 @@ class Row:
 
     index: int
     line: int
-    id: Optional[str]
+    id: str | None
     token_ids: npt.NDArray[np.int32]
 
     def named(self) -> str:
         """How messages speak of this sample."""
-        return f"sample {self.index}" + (f" (id {self.id!r})" if self.id is not None else "") + f", line {self.line}"
+        return (
+            f"sample {self.index}"
+            + (f" (id {self.id!r})" if self.id is not None else "")
+            + f", line {self.line}"
+        )
 
 
-def read_dataset(path: str, *, vocab_size: int, max_tokens: int, samples: Optional[int] = None) -> List[Row]:
+def read_dataset(path: str, *, vocab_size: int, max_tokens: int, samples: int | None = None) -> list[Row]:
     """Read and check the rows of a JSONL dataset.
 
     Args:
@@ -51,9 +56,9 @@ def read_dataset(path: str, *, vocab_size: int, max_tokens: int, samples: Option
             f"{path} is a folder, not a JSONL file",
             hint="extract reads JSONL rows {id?, input_ids, loss_mask}; point --dataset at the file that `generate` wrote",
         )
-    rows: List[Row] = []
-    errors: List[str] = []
-    lines_of_ids: Dict[str, int] = {}
+    rows: list[Row] = []
+    errors: list[str] = []
+    lines_of_ids: dict[str, int] = {}
     with open(path, "rb") as stream:
         for line, raw in enumerate(stream, start=1):
             if samples is not None and len(rows) + len(errors) >= samples:
@@ -62,10 +67,10 @@ def read_dataset(path: str, *, vocab_size: int, max_tokens: int, samples: Option
                 continue
             try:
                 row = _parse_row(raw, len(rows), line, vocab_size=vocab_size, max_tokens=max_tokens)
-                if row.id is not None and lines_of_ids.setdefault(row.id, line) != line:
-                    raise ValueError(f"id {row.id!r} was already used on line {lines_of_ids[row.id]}")
+                if row.id is not None:
+                    _check_unique(row.id, line, lines_of_ids)
                 rows.append(row)
-            except ValueError as error:
+            except _BadRowError as error:
                 errors.append(f"{path} line {line}: {error}")
                 if len(errors) >= SHOWN_ERRORS:
                     break
@@ -73,50 +78,67 @@ def read_dataset(path: str, *, vocab_size: int, max_tokens: int, samples: Option
         more = f" (first of {len(errors)} bad rows listed above)" if len(errors) > 1 else ""
         raise DatasetError(errors[0] + more, hint="\n".join(errors[1:]))
     if not rows:
-        raise DatasetError(f"{path} has no rows", hint="one JSON object a line: {\"input_ids\": [1, 2, 3], \"loss_mask\": [0, 1, 1]}")
+        raise DatasetError(
+            f"{path} has no rows",
+            hint='one JSON object a line: {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}',
+        )
     return rows
 
 
+class _BadRowError(Exception):
+    """One row cannot be used; the text goes behind file and line."""
+
+
+def _check_unique(name: str, line: int, lines_of_ids: dict[str, int]) -> None:
+    first = lines_of_ids.setdefault(name, line)
+    if first != line:
+        raise _BadRowError(f"id {name!r} was already used on line {first}")
+
+
 def _parse_row(raw: bytes, index: int, line: int, *, vocab_size: int, max_tokens: int) -> Row:
-    """Check one line; ValueError says what is wrong with it."""
+    """Check one line; _BadRowError says what is wrong with it."""
     try:
         text = raw.decode("utf-8-sig" if line == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text (byte {error.start}: {raw[error.start : error.start + 1]!r})") from None
+        raise _BadRowError(
+            f"not UTF-8 text (byte {error.start}: {raw[error.start : error.start + 1]!r})"
+        ) from None
     try:
         record = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"not valid JSON ({error.msg} at column {error.colno}): the row is cut or damaged") from None
+        raise _BadRowError(
+            f"not valid JSON ({error.msg} at column {error.colno}): the row is cut or damaged"
+        ) from None
     except RecursionError:
-        raise ValueError("not valid JSON (nested too deeply)") from None
+        raise _BadRowError("not valid JSON (nested too deeply)") from None
     if not isinstance(record, dict):
-        raise ValueError(f"a JSON object is needed, this is {_kind(record)}")
+        raise _BadRowError(f"a JSON object is needed, this is {_kind(record)}")
     if "input_ids" not in record:
         seen = ", ".join(list(map(str, record))[:6]) or "none"
-        raise ValueError(f"has no input_ids (keys: {seen}); `generate` writes them")
+        raise _BadRowError(f"has no input_ids (keys: {seen}); `generate` writes them")
     token_ids = _token_ids(record["input_ids"], vocab_size)
     if len(token_ids) > max_tokens:
-        raise ValueError(f"has {len(token_ids)} tokens, longer than the model's limit of {max_tokens}")
+        raise _BadRowError(f"has {len(token_ids)} tokens, longer than the model's limit of {max_tokens}")
     mask = record.get("loss_mask")
     if mask is not None:
         if not isinstance(mask, list) or any(value not in {0, 1} for value in mask):
-            raise ValueError("loss_mask must be a list of 0 and 1")
+            raise _BadRowError("loss_mask must be a list of 0 and 1")
         if len(mask) != len(token_ids):
-            raise ValueError(f"loss_mask has {len(mask)} entries for {len(token_ids)} input_ids")
+            raise _BadRowError(f"loss_mask has {len(mask)} entries for {len(token_ids)} input_ids")
     name = record.get("id")
     return Row(index, line, None if name is None else str(name), token_ids)
 
 
 def _token_ids(value: Any, vocab_size: int) -> npt.NDArray[np.int32]:
     if not isinstance(value, list):
-        raise ValueError(f"input_ids must be a list of token ids, this is {_kind(value)}")
+        raise _BadRowError(f"input_ids must be a list of token ids, this is {_kind(value)}")
     if not value:
-        raise ValueError("input_ids is empty")
+        raise _BadRowError("input_ids is empty")
     for position, token in enumerate(value):
         if type(token) is not int:  # bool is an int for isinstance, and no token id
-            raise ValueError(f"input_ids[{position}] is {_kind(token)}, not a token id")
+            raise _BadRowError(f"input_ids[{position}] is {_kind(token)}, not a token id")
         if not 0 <= token < vocab_size:
-            raise ValueError(
+            raise _BadRowError(
                 f"input_ids[{position}] = {token} is out of range: the model's vocab_size is {vocab_size} "
                 "(were the prompts made with another tokenizer?)"
             )
@@ -126,7 +148,14 @@ def _token_ids(value: Any, vocab_size: int) -> npt.NDArray[np.int32]:
 def _kind(value: Any) -> str:
     if value is None:
         return "null"
-    names = {bool: "true/false", int: "a number", float: "a fraction", str: "a text", list: "a list", dict: "an object"}
+    names = {
+        bool: "true/false",
+        int: "a number",
+        float: "a fraction",
+        str: "a text",
+        list: "a list",
+        dict: "an object",
+    }
     return names.get(type(value), type(value).__name__)
 
 

@@ -1,12 +1,12 @@
 """Errors of the job steps: one line a person can act on, printed last so that log readers find it.
 
-    StepError (exit 1)
-      ConfigError (exit 2)    the command or plan is wrong: no retry helps
-      DatasetError            a row of the dataset is wrong
-      CheckpointError         the model's files are damaged or incomplete
-      NumericalError          the model computed NaN or infinity
-      VerificationError       recomputed states differ from the stored ones
-      IncompleteError         the run ended and samples are missing
+StepError (exit 1)
+ConfigError (exit 2)    the command or plan is wrong: no retry helps
+DatasetError            a row of the dataset is wrong
+CheckpointError         the model's files are damaged or incomplete
+NumericalError          the model computed NaN or infinity
+VerificationError       recomputed states differ from the stored ones
+IncompleteError         the run ended and samples are missing
 """
 
 from __future__ import annotations

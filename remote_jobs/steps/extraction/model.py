@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 
 from remote_jobs.steps.extraction.errors import CheckpointError, ConfigError
 
@@ -27,20 +28,20 @@ class ModelFacts:
 
     name: str  # as the user gave it
     folder: str
-    config: Dict[str, Any]
+    config: dict[str, Any]
     num_hidden_layers: int
     hidden_size: int
     vocab_size: int
     max_tokens: int  # longest sequence the positions allow
     dtype: str  # of the weights: bfloat16, float16, float32
-    first_moe_layer: Optional[int]  # None: dense
-    shards: Tuple[str, ...]  # paths, in natural order; empty when the checkpoint is not safetensors
+    first_moe_layer: int | None  # None: dense
+    shards: tuple[str, ...]  # paths, in natural order; empty when the checkpoint is not safetensors
     fingerprint: str
-    tokenizer_sha256: Optional[str]
-    revision: Optional[str]
+    tokenizer_sha256: str | None
+    revision: str | None
 
 
-def read_model(name: str, revision: Optional[str] = None) -> ModelFacts:
+def read_model(name: str, revision: str | None = None) -> ModelFacts:
     """Read a checkpoint's configuration and check its files. `name` is a folder, or a repository id of the hub.
 
     Raises:
@@ -77,7 +78,7 @@ def read_model(name: str, revision: Optional[str] = None) -> ModelFacts:
     )
 
 
-def check_layer_ids(layer_ids: Sequence[int], num_hidden_layers: int) -> Tuple[int, ...]:
+def check_layer_ids(layer_ids: Sequence[int], num_hidden_layers: int) -> tuple[int, ...]:
     """Check layer ids; id k is the input of layer k, so 0 .. num_hidden_layers are legal, ascending, each once.
 
     Raises:
@@ -85,7 +86,10 @@ def check_layer_ids(layer_ids: Sequence[int], num_hidden_layers: int) -> Tuple[i
     """
     ids = tuple(layer_ids)
     if not ids:
-        raise ConfigError("--layers is empty", hint=f"give layer ids 0..{num_hidden_layers}, as in --layers 2,{num_hidden_layers}")
+        raise ConfigError(
+            "--layers is empty",
+            hint=f"give layer ids 0..{num_hidden_layers}, as in --layers 2,{num_hidden_layers}",
+        )
     outside = [k for k in ids if not 0 <= k <= num_hidden_layers]
     if outside:
         raise ConfigError(
@@ -94,12 +98,13 @@ def check_layer_ids(layer_ids: Sequence[int], num_hidden_layers: int) -> Tuple[i
         )
     if list(ids) != sorted(set(ids)):
         raise ConfigError(
-            f"--layers {_joined(ids)} must be ascending, each id once", hint=f"write --layers {_joined(sorted(set(ids)))}"
+            f"--layers {_joined(ids)} must be ascending, each id once",
+            hint=f"write --layers {_joined(sorted(set(ids)))}",
         )
     return ids
 
 
-def default_layer_ids(num_hidden_layers: int) -> Tuple[int, ...]:
+def default_layer_ids(num_hidden_layers: int) -> tuple[int, ...]:
     """EAGLE-3's usual choice, as vLLM and speculators >= 0.5 number it: 2, n//2, n-3 and the last layer's output n."""
     n = num_hidden_layers
     return tuple(sorted({k for k in (2, n // 2, n - 3, n) if 0 < k <= n}))
@@ -117,10 +122,14 @@ def check_shard(path: str) -> None:
         start = stream.read(8)
         length = int.from_bytes(start, "little")
         if len(start) < 8 or length < 2:
-            raise CheckpointError(f"{path}: invalid header (header too small): the file is empty or no safetensors file")
+            raise CheckpointError(
+                f"{path}: invalid header (header too small): the file is empty or no safetensors file"
+            )
         if length > MAX_HEADER_BYTES:
             lfs = start.startswith(b"version ")
-            why = "it is a git-lfs pointer, the weights were never fetched" if lfs else "not a safetensors file"
+            why = (
+                "it is a git-lfs pointer, the weights were never fetched" if lfs else "not a safetensors file"
+            )
             raise CheckpointError(f"{path}: invalid header (header too large): {why}")
         raw = stream.read(length)
     try:
@@ -137,28 +146,32 @@ def check_shard(path: str) -> None:
         )
 
 
-def _locate(name: str, revision: Optional[str]) -> Tuple[str, Optional[str]]:
+def _locate(name: str, revision: str | None) -> tuple[str, str | None]:
     if os.path.isdir(name):
         return os.path.abspath(name), revision or _snapshot_revision(name)
     if os.path.exists(name):
         raise ConfigError(f"{name} is a file: --model takes the checkpoint's folder")
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise ConfigError(f"no such model folder: {name}", hint="relative paths are under the plan's workdir on the host")
+        raise ConfigError(
+            f"no such model folder: {name}", hint="relative paths are under the plan's workdir on the host"
+        )
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise ConfigError(f"no folder {name}, and huggingface_hub is not installed to fetch it") from None
-    folder = snapshot_download(name, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.py"])
+    folder = snapshot_download(
+        name, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.py"]
+    )
     return folder, revision or _snapshot_revision(folder)
 
 
-def _snapshot_revision(folder: str) -> Optional[str]:
+def _snapshot_revision(folder: str) -> str | None:
     """Commit hash of a folder inside the hub's cache (`.../snapshots/<commit>`); None elsewhere."""
     parent, commit = os.path.split(os.path.realpath(folder))
     return commit if os.path.basename(parent) == "snapshots" else None
 
 
-def _shards(folder: str) -> List[str]:
+def _shards(folder: str) -> list[str]:
     index_path = os.path.join(folder, INDEX_FILE)
     if os.path.exists(index_path):
         try:
@@ -179,7 +192,7 @@ def _shards(folder: str) -> List[str]:
     return []
 
 
-def _number(config: Dict[str, Any], path: str, *keys: str) -> int:
+def _number(config: dict[str, Any], path: str, *keys: str) -> int:
     for key in keys:
         value = config.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -187,7 +200,7 @@ def _number(config: Dict[str, Any], path: str, *keys: str) -> int:
     raise ConfigError(f"{path} has no usable {keys[0]} (seen: {config.get(keys[0])!r})")
 
 
-def _max_tokens(config: Dict[str, Any], path: str) -> int:
+def _max_tokens(config: dict[str, Any], path: str) -> int:
     """Longest sequence: max_position_embeddings, stretched where a rope scaling says so (as vLLM derives it)."""
     limit = _number(config, path, "max_position_embeddings", "n_positions", "max_sequence_length")
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
@@ -198,7 +211,7 @@ def _max_tokens(config: Dict[str, Any], path: str) -> int:
     return limit
 
 
-def _dtype(text: Dict[str, Any], config: Dict[str, Any]) -> str:
+def _dtype(text: dict[str, Any], config: dict[str, Any]) -> str:
     for source in (text, config):
         for key in ("dtype", "torch_dtype"):
             if isinstance(source.get(key), str):
@@ -206,7 +219,7 @@ def _dtype(text: Dict[str, Any], config: Dict[str, Any]) -> str:
     return "float32"
 
 
-def _first_moe_layer(config: Dict[str, Any]) -> Optional[int]:
+def _first_moe_layer(config: dict[str, Any]) -> int | None:
     """Index of the first layer with routed experts; None for dense models."""
     experts = [config.get(key) for key in ("n_routed_experts", "num_experts", "num_local_experts")]
     if not any(isinstance(number, int) and number > 1 for number in experts):
@@ -238,7 +251,7 @@ def _fingerprint(folder: str, shards: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def _tokenizer_sha256(folder: str) -> Optional[str]:
+def _tokenizer_sha256(folder: str) -> str | None:
     digest = hashlib.sha256()
     found = False
     for name in TOKENIZER_FILES:

@@ -9,19 +9,22 @@ import contextlib
 import json
 import sys
 import time
-from typing import Any, Iterator, Optional, TextIO
+from collections.abc import Iterator
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
 MARKER = "::orch "
-SHARD_BAR_FORMAT = "{desc}: {percentage:3.0f}% Completed | {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]\n"
+SHARD_BAR_FORMAT = (
+    "{desc}: {percentage:3.0f}% Completed | {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]\n"
+)
 """vLLM's own format (model_loader/weight_utils.py): every refresh is a line of its own."""
 
 
 class Progress:
     """Writes markers, lines and bars to one stream, so that their order in the log is the order of events."""
 
-    def __init__(self, stream: Optional[TextIO] = None) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._bar_open = False
 
@@ -49,7 +52,7 @@ class Progress:
 
     @contextlib.contextmanager
     def shard_bar(self, total: int, desc: str = "Loading safetensors checkpoint shards") -> Iterator[tqdm]:
-        """vLLM's bar over the files of a checkpoint."""
+        """VLLM's bar over the files of a checkpoint."""
         with tqdm(total=total, desc=desc, bar_format=SHARD_BAR_FORMAT, file=self._stream) as bar:
             yield bar
             # tqdm refreshes by time and may leave the last count unsaid; readers want to see it.
@@ -59,7 +62,9 @@ class Progress:
     def sample_bar(self, total: int, done: int, desc: str, unit: str = "sample") -> Iterator[tqdm]:
         """Bar over samples; `done` of them were there before this run and do not count for the rate."""
         interval_s = 0.1 if self._stream.isatty() else 0.5
-        with tqdm(total=total, initial=done, desc=desc, unit=unit, file=self._stream, mininterval=interval_s) as bar:
+        with tqdm(
+            total=total, initial=done, desc=desc, unit=unit, file=self._stream, mininterval=interval_s
+        ) as bar:
             self._bar_open = True
             try:
                 yield bar

@@ -1,0 +1,282 @@
+"""The extract step: hidden states of chosen layers for every prompt, one safetensors file per sample.
+
+    python extract.py --model FOLDER --dataset FILE.jsonl --layers 2,18,33,36 [--output FOLDER] [--backend ...]
+
+Read `extract` from top to bottom: check everything that is cheap, keep the valid files of an earlier run, load, compute
+what is missing, count. The parts are in `extraction/`; the ways to compute in `extraction/backends/`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+if __package__ in {
+    None,
+    "",
+}:  # started as a script: its own folder must not shadow libraries, the release's root must be found
+    _here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _here]
+    sys.path.insert(0, os.path.dirname(os.path.dirname(_here)))
+
+from collections.abc import Sequence
+from typing import Any
+
+from remote_jobs.steps.extraction import backends, options
+from remote_jobs.steps.extraction.backends import BackendConfig
+from remote_jobs.steps.extraction.dataset import Row, read_dataset
+from remote_jobs.steps.extraction.disk import DiskBudget, default_reserve
+from remote_jobs.steps.extraction.errors import IncompleteError, StepError
+from remote_jobs.steps.extraction.manifest import (
+    MANIFEST_NAME,
+    check_resumable,
+    new_manifest,
+    read_manifest,
+    write_index,
+    write_manifest,
+)
+from remote_jobs.steps.extraction.model import check_layer_ids, default_layer_ids, read_model
+from remote_jobs.steps.extraction.options import Options
+from remote_jobs.steps.extraction.progress import Progress
+from remote_jobs.steps.extraction.samples import (
+    SCRATCH_NAME,
+    SampleWriter,
+    Shape,
+    output_folder,
+    sample_files,
+    valid_samples,
+)
+from remote_jobs.steps.extraction.stop import Interrupted, StopSignal
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the step; returns the exit status. The last line printed says why it failed."""
+    stop = StopSignal()
+    progress = Progress()
+    try:
+        opts = options.parse(argv)
+        stop.install()
+        with output_folder(opts.output) as folder:
+            extract(opts, folder, progress, stop)
+    except Interrupted as interrupted:
+        progress.say(f"extract: {interrupted}; what is written is kept, the next run goes on from there")
+        return interrupted.exit_status
+    except StepError as error:
+        if error.hint:
+            progress.say(error.hint)
+        progress.say(f"{type(error).__name__}: {error}")
+        return error.exit_status
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            progress.say(
+                "extract: the disk is full; every file written so far is whole and kept, the next run goes on from there"
+            )
+        progress.say(f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def extract(opts: Options, folder: str, progress: Progress, stop: StopSignal) -> None:
+    """Bring the output folder to one valid file per dataset row. See the errors of StepError for what it raises."""
+    with progress.phase("load_config"), stop.raising():
+        # Everything that can be known without loading the model is checked here, in about a second.
+        model = read_model(opts.model, opts.revision)
+        layer_ids = check_layer_ids(
+            opts.layers or default_layer_ids(model.num_hidden_layers), model.num_hidden_layers
+        )
+        backend_name, reason = backends.resolve(opts.backend)
+        module = backends.load(backend_name)
+        if opts.overwrite:
+            _clear(folder)
+        old = read_manifest(folder)
+        all_rows = _read_rows(
+            opts, old, vocab_size=model.vocab_size, max_tokens=module.longest_prompt(model, opts.flags)
+        )
+        rows = all_rows[: opts.samples]
+        config = BackendConfig(
+            model=model,
+            layer_ids=layer_ids,
+            longest=max(len(row.token_ids) for row in rows),
+            flags=opts.flags,
+            argv=opts.argv,
+            scratch=os.path.join(folder, SCRATCH_NAME),
+            progress=progress,
+            trust_remote_code=opts.trust_remote_code,
+        )
+        module.check(config)
+        shape = Shape(len(layer_ids), model.hidden_size, module.state_dtype(config))
+        manifest = new_manifest(
+            model=model,
+            layer_ids=layer_ids,
+            dtype=shape.dtype,
+            backend=backend_name,
+            dataset=opts.dataset,
+            rows=rows,
+        )
+        check_resumable(folder, old, manifest, all_rows)
+        valid, damaged = valid_samples(folder, rows, shape)
+        for path, why in damaged.items():
+            progress.say(f"{os.path.basename(path)} is made again: {why}")
+            os.unlink(path)
+        if old is not None:
+            manifest.update(
+                {key: old[key] for key in ("created_at", "versions", "patch_set_sha256") if key in old}
+            )
+        # Written before the first sample, so that no later run can mix other states into this folder.
+        write_manifest(folder, manifest)
+        write_index(folder, rows)
+        pending = [row for row in rows if row.index not in valid]
+        progress.say(
+            f"{len(rows)} samples, {sum(len(row.token_ids) for row in rows)} tokens (longest {config.longest}), "
+            f"layer ids {','.join(map(str, layer_ids))} of 0..{model.num_hidden_layers}, {shape.dtype}, "
+            f"backend {backend_name} ({reason}). {len(valid)} valid files are there, {len(pending)} to do."
+        )
+
+    proof: dict[str, Any] | None = None
+    if pending:
+        with progress.phase("load_weights"), stop.raising():
+            backend = module.open_backend(config)
+        try:
+            _note_facts(manifest, backend.facts(), folder, progress)
+            with progress.phase("extract", done=len(valid), total=len(rows)):
+                budget = DiskBudget(
+                    folder, _reserve_bytes(opts, folder), opts.disk_wait_s, progress, stop.check
+                )
+                _compute(backend, pending, folder, shape, config, budget, stop, total=len(rows))
+            if opts.verify and backend_name == "transformers":
+                proof = _verify(opts, folder, rows, config, shape, backend, stop)
+        finally:
+            backend.close()
+    # The count of valid files decides, whatever happened above.
+    valid, damaged = valid_samples(folder, rows, shape)
+    missing = [row.index for row in rows if row.index not in valid]
+    manifest["samples"]["valid"] = len(valid)
+    manifest["complete"] = not missing
+    write_manifest(folder, manifest)
+    if missing:
+        listed = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        raise IncompleteError(
+            f"{len(missing)} of {len(rows)} samples are missing at the end of the run: rows {listed}"
+        )
+    if opts.verify:
+        manifest["verified"] = proof or _verify_afresh(opts, folder, rows, config, shape, progress, stop)
+        write_manifest(folder, manifest)
+    progress.mark("done", "done", done=len(valid), total=len(rows))
+    progress.say(
+        f"Done: {len(valid)} of {len(rows)} samples are valid in {folder} ({len(pending)} made by this run)."
+    )
+
+
+def _read_rows(opts: Options, old: dict[str, Any] | None, **limits: int) -> list[Row]:
+    """The rows asked for, and those of a former, longer run as well: its prompts must not have changed."""
+    samples = opts.samples
+    if samples is not None and old is not None:
+        samples = max(samples, int(old.get("samples", {}).get("expected", 0)))
+    return read_dataset(opts.dataset, samples=samples, **limits)
+
+
+def _compute(
+    backend: backends.Backend,
+    pending: Sequence[Row],
+    folder: str,
+    shape: Shape,
+    config: BackendConfig,
+    budget: DiskBudget,
+    stop: StopSignal,
+    *,
+    total: int,
+) -> None:
+    """Compute and store the pending rows. Files in hand are finished whatever ends the loop."""
+    budget.warn(sum(shape.sample_bytes(len(row.token_ids)) for row in pending))
+    writer = SampleWriter(folder, config.layer_ids)
+    with config.progress.sample_bar(total, total - len(pending), "Extracting hidden states") as bar:
+        try:
+            results = backend.states([row.token_ids for row in pending])
+            while True:
+                with stop.raising():
+                    result = next(results, None)
+                if result is None:
+                    break
+                index, states = result
+                row = pending[index]
+                budget.wait_for(shape.sample_bytes(len(row.token_ids)))
+                bar.update(len(writer.submit(row, states)))
+            bar.update(len(writer.drain()))
+        finally:
+            writer.close()
+
+
+def _verify(
+    opts: Options,
+    folder: str,
+    rows: Sequence[Row],
+    config: BackendConfig,
+    shape: Shape,
+    reference: Any,
+    stop: StopSignal,
+) -> dict[str, Any]:
+    from remote_jobs.steps.extraction import verify
+
+    with config.progress.phase("verify"), stop.raising():
+        chosen = verify.pick(rows, opts.verify)
+        proof = verify.verify(folder, chosen, config, shape.dtype, reference, opts.verify_tolerance)
+    config.progress.say(
+        f"Verified {proof['samples']} samples against a fresh forward pass: largest relative difference "
+        f"{proof['worst_relative_difference']:.2g} (limit {proof['tolerance']:g})."
+    )
+    return proof
+
+
+def _verify_afresh(
+    opts: Options,
+    folder: str,
+    rows: Sequence[Row],
+    config: BackendConfig,
+    shape: Shape,
+    progress: Progress,
+    stop: StopSignal,
+) -> dict[str, Any]:
+    """Verify with a newly loaded reference: nothing was computed by this run, or another backend did it."""
+    import dataclasses
+
+    module = backends.load("transformers")
+    reference_config = dataclasses.replace(config, flags={"dtype": shape.dtype}, argv=())
+    module.check(reference_config)
+    with progress.phase("load_weights"), stop.raising():
+        reference = module.open_backend(reference_config)
+    try:
+        return _verify(opts, folder, rows, reference_config, shape, reference, stop)
+    finally:
+        reference.close()
+
+
+def _note_facts(manifest: dict[str, Any], facts: dict[str, Any], folder: str, progress: Progress) -> None:
+    """Put what computed the states into the manifest; say when a resumed folder gets a second maker."""
+    former = manifest["versions"]
+    manifest.update(facts)
+    changed = sorted(
+        name for name, version in manifest["versions"].items() if former.get(name, version) != version
+    )
+    if changed:
+        progress.say("Note: the files from before were made with other versions of " + ", ".join(changed))
+    write_manifest(folder, manifest)
+
+
+def _reserve_bytes(opts: Options, folder: str) -> int:
+    if opts.disk_reserve_gib is None:
+        return default_reserve(folder)
+    return int(opts.disk_reserve_gib * 1024**3)
+
+
+def _clear(folder: str) -> None:
+    """--overwrite: remove the samples and the manifest of another extraction, and nothing else."""
+    for path in sample_files(folder):
+        os.unlink(path)
+    manifest = os.path.join(folder, MANIFEST_NAME)
+    if os.path.exists(manifest):
+        os.unlink(manifest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

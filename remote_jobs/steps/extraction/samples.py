@@ -1,0 +1,302 @@
+"""Sample files: one safetensors file per dataset row, complete or not there.
+
+`hs_<row>.safetensors` (the name speculators' trainer looks for) holds `hidden_states` [seq, L, H] in the model's dtype and
+`token_ids` int64 [seq]. A file is written under a temporary name in the same folder, fsynced and renamed, so a name that
+exists is a whole file; it is still checked (size, shape, token ids) before it counts, since disks and people do things.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from remote_jobs.steps.extraction.dataset import Row
+from remote_jobs.steps.extraction.errors import ConfigError, NumericalError
+from remote_jobs.steps.extraction.model import MAX_HEADER_BYTES
+
+SAMPLE_NAME = re.compile(r"hs_(\d+)\.safetensors")
+TEMPORARY_NAME = re.compile(r"(hs_\d+\.safetensors|manifest\.json|samples\.jsonl)\.tmp\.\d+")
+LOCK_NAME = ".extract.lock"
+SCRATCH_NAME = ".scratch"
+SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+WRITER_THREADS = 2
+WRITES_IN_FLIGHT = 4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What every sample file of a run must look like: L layers, hidden size H, dtype of the states."""
+
+    num_layers: int
+    hidden_size: int
+    dtype: str  # bfloat16 | float16 | float32
+
+    def sample_bytes(self, num_tokens: int) -> int:
+        """Size of a sample's file in bytes, header apart (states plus int64 token ids)."""
+        width = 4 if self.dtype == "float32" else 2
+        return num_tokens * (self.num_layers * self.hidden_size * width + 8)
+
+
+def sample_path(folder: str, index: int) -> str:
+    """Path of the sample file of dataset row `index`."""
+    return os.path.join(folder, f"hs_{index}.safetensors")
+
+
+# ------------------------------------------------------------------------------------------------------------ checking
+
+
+def why_invalid(path: str, token_ids: npt.NDArray[np.int32] | None, shape: Shape | None) -> str | None:
+    """Say what is wrong with a sample file; None when it is whole and belongs to these token ids.
+
+    Reads the header and the token ids only, so ten thousand files take seconds.
+    """
+    try:
+        size = os.path.getsize(path)
+        with open(path, "rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= min(MAX_HEADER_BYTES, size):
+                return "its header is damaged"
+            header = json.loads(stream.read(length))
+            states, ids = header["hidden_states"], header["token_ids"]
+            end = max(entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__")
+            if size != 8 + length + end:
+                return f"it has {size} bytes, its header says {8 + length + end}"
+            start, stop = ids["data_offsets"]
+            stream.seek(8 + length + start)
+            found = np.frombuffer(stream.read(stop - start), dtype="<i8")
+    except FileNotFoundError:
+        return "it is not there"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"its header is damaged ({error})"
+    if ids["dtype"] != "I64" or states["shape"][:1] != ids["shape"]:
+        return "hidden_states and token_ids do not fit together"
+    if shape is not None:
+        wanted = (
+            SAFETENSORS_DTYPES.get(shape.dtype, shape.dtype),
+            [len(found), shape.num_layers, shape.hidden_size],
+        )
+        if (states["dtype"], states["shape"]) != wanted:
+            return f"its states are {states['dtype']} {states['shape']}, not {wanted[0]} {wanted[1]}"
+    if token_ids is not None and not np.array_equal(found, token_ids):
+        return "its token ids are those of another prompt"
+    return None
+
+
+def valid_samples(folder: str, rows: Sequence[Row], shape: Shape) -> tuple[set[int], dict[str, str]]:
+    """Indices of the rows whose file is valid, and the reasons why other existing files are not (path -> reason)."""
+    valid: set[int] = set()
+    damaged: dict[str, str] = {}
+    for row in rows:
+        path = sample_path(folder, row.index)
+        if not os.path.exists(path):
+            continue
+        reason = why_invalid(path, row.token_ids, shape)
+        if reason is None:
+            valid.add(row.index)
+        else:
+            damaged[path] = reason
+    return valid, damaged
+
+
+def sample_files(folder: str) -> list[str]:
+    """Paths of all files named like samples in a folder."""
+    return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if SAMPLE_NAME.fullmatch(name)]
+
+
+# ------------------------------------------------------------------------------------------------------- output folder
+
+
+@contextlib.contextmanager
+def output_folder(path: str) -> Iterator[str]:
+    """Make and lock the output folder, and clear what a killed run left; yields its absolute path.
+
+    The lock is a POSIX record lock: it ends with this process and, unlike flock, is not inherited by engine processes
+    that may outlive it.
+
+    Raises:
+        ConfigError: another extract writes to this folder.
+        OSError: the folder cannot be made or written.
+    """
+    folder = os.path.abspath(os.path.expanduser(path))
+    os.makedirs(folder, exist_ok=True)
+    lock = os.open(os.path.join(folder, LOCK_NAME), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in {errno.EACCES, errno.EAGAIN}:
+                owner = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                raise ConfigError(f"another extract (pid {owner}) is writing to {folder}") from None
+            # No locks on this file system (some NFS mounts): the supervisor already runs one attempt at a time.
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        clear_leftovers(folder)
+        os.makedirs(os.path.join(folder, SCRATCH_NAME), exist_ok=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(os.path.join(folder, SCRATCH_NAME), ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def clear_leftovers(folder: str) -> None:
+    """Remove temporary files and the scratch folder of a run that died. Only under the folder's lock."""
+    for name in os.listdir(folder):
+        if TEMPORARY_NAME.fullmatch(name):
+            os.unlink(os.path.join(folder, name))
+    shutil.rmtree(os.path.join(folder, SCRATCH_NAME), ignore_errors=True)
+
+
+def write_atomically(path: str, data: bytes) -> None:
+    """Write a file so that its name always stands for a whole file: temporary name, fsync, rename, fsync of the folder.
+
+    Raises:
+        OSError: the disk is full or fails; the temporary file is removed, a former file stays.
+    """
+    temporary = f"{path}.tmp.{os.getpid()}"
+    try:
+        with open(temporary, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    fsync_folder(os.path.dirname(path))
+
+
+def fsync_folder(folder: str) -> None:
+    """Make renames in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def check_finite(states: Any, row: Row, layer_ids: Sequence[int]) -> None:
+    """Refuse NaN and infinity in states [seq, L, H].
+
+    Raises:
+        NumericalError: names the sample, the first layer and token, and the counts.
+    """
+    finite = states.isfinite()
+    if bool(finite.all()):
+        return
+    bad = ~finite
+    layer = int(bad.any(dim=2).any(dim=0).nonzero()[0])
+    token = int(bad[:, layer].any(dim=1).nonzero()[0])
+    nan = int(states.isnan().sum())
+    raise NumericalError(
+        f"non-finite values in the hidden states of {row.named()}: {nan} NaN, {int(bad.sum()) - nan} infinite, "
+        f"first at layer id {layer_ids[layer]}, token {token}",
+        hint="files written so far are kept; a damaged checkpoint or a dtype with too little range (float16) is the usual cause",
+    )
+
+
+def write_sample(path: str, states: Any, row: Row, layer_ids: Sequence[int]) -> None:
+    """Check and store one sample. `states`: tensor [seq, L, H], or the path of a file that a backend already wrote."""
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save
+
+    if isinstance(states, str):
+        reason = why_invalid(states, row.token_ids, None)
+        if reason is not None:
+            raise NumericalError(f"the engine's file for {row.named()} cannot be used: {reason} ({states})")
+        with safe_open(states, framework="pt") as stream:
+            check_finite(stream.get_tensor("hidden_states"), row, layer_ids)
+        _adopt(states, path)
+        return
+    if states.shape[0] != len(row.token_ids):
+        raise NumericalError(
+            f"{row.named()}: {len(row.token_ids)} tokens went in, states of {states.shape[0]} came out"
+        )
+    check_finite(states, row, layer_ids)
+    token_ids = torch.from_numpy(row.token_ids.astype(np.int64))
+    # Our own write, not save_file: its errors hide errno, and the file has to be fsynced before the rename.
+    write_atomically(path, save({"hidden_states": states.contiguous(), "token_ids": token_ids}))
+
+
+def _adopt(source: str, path: str) -> None:
+    """Take over a finished file: rename on one file system, else copy under a temporary name and rename."""
+    temporary = f"{path}.tmp.{os.getpid()}"
+    try:
+        try:
+            os.rename(source, temporary)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            shutil.copyfile(source, temporary)
+            os.unlink(source)
+        os.chmod(temporary, 0o600)
+        descriptor = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    fsync_folder(os.path.dirname(path))
+
+
+class SampleWriter:
+    """Writes samples in a few threads, so that fsync does not hold up the device; bounded, errors are not lost.
+
+    `written` collects the indices of the rows that are on disk; take them with `finished()`.
+    """
+
+    def __init__(self, folder: str, layer_ids: Sequence[int]) -> None:
+        self._folder = folder
+        self._layer_ids = tuple(layer_ids)
+        self._pool = ThreadPoolExecutor(WRITER_THREADS, thread_name_prefix="sample-writer")
+        self._pending: dict[Future[None], Row] = {}
+
+    def submit(self, row: Row, states: Any) -> list[Row]:
+        """Queue one sample; returns the rows finished meanwhile. Raises what a former write raised."""
+        if len(self._pending) >= WRITES_IN_FLIGHT:
+            wait(self._pending, return_when=FIRST_COMPLETED)
+        done = self.finished()
+        path = sample_path(self._folder, row.index)
+        self._pending[self._pool.submit(write_sample, path, states, row, self._layer_ids)] = row
+        return done
+
+    def finished(self) -> list[Row]:
+        """Rows whose file is complete since the last call; raises the first error of a write."""
+        done = [future for future in self._pending if future.done()]
+        rows = []
+        for future in done:
+            row = self._pending.pop(future)
+            future.result()
+            rows.append(row)
+        return rows
+
+    def drain(self) -> list[Row]:
+        """Wait for all writes; returns the rows finished, raises the first error."""
+        wait(self._pending)
+        return self.finished()
+
+    def close(self) -> None:
+        """Let running writes finish, drop the threads. Never raises for a failed write."""
+        self._pool.shutdown(wait=True)
