@@ -1,0 +1,92 @@
+"""`orch status` for people: one block a job, one line a step. Pure; off a terminal the lines are taken as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+
+from orchestrator.ui.job import (
+    Json,
+    Moment,
+    age_words,
+    eta_words,
+    job_duration,
+    lost_words,
+    state_style,
+    step_words,
+)
+from orchestrator.ui.text import duration, one_line
+
+
+def status_lines(jobs: Sequence[Json], hosts: Sequence[Json], moment: Moment) -> list[Text]:
+    """All lines of a status answer (``jobs`` and ``hosts`` as in its JSON)."""
+    lines: list[Text] = []
+    for job in jobs:
+        if lines:
+            lines.append(Text(""))
+        lines.extend(job_lines(job, moment))
+    if not jobs:
+        lines.append(Text("No jobs. Start one with: orch launch PLAN"))
+    trouble = host_lines(hosts)
+    if trouble:
+        lines.extend([Text(""), *trouble])
+    return lines
+
+
+def job_lines(job: Json, moment: Moment) -> list[Text]:
+    """Head line and step lines of one job."""
+    state = str(job.get("state"))
+    head = Text.assemble(
+        (str(job.get("id")), "bold"), "  ", (state, state_style(state)), f"  on {one_line(str(job.get('host')))}"
+    )
+    for words in (
+        job_duration(job, moment) if job.get("started_at") else "",
+        eta_words(job.get("eta"), moment) if state not in {"succeeded", "failed", "stopped"} else "",
+        lost_words(job) if state == "lost" else "",
+        "launch not finished" if job.get("unfinished") else "",
+    ):
+        if words:
+            head.append(f"  {words}")
+    age = age_words(job)
+    if age:
+        head.append(f"  ({age})", "yellow")
+    steps = list(job.get("steps") or [])
+    name_width = max((len(str(step.get("name"))) for step in steps), default=0)
+    lines = [head]
+    for step in steps:
+        step_state = str(step.get("state"))
+        line = Text("  ")
+        line.append(f"{one_line(str(step.get('name'))):<{name_width}}  ")
+        line.append(f"{step_state:<10}", state_style(step_state))
+        line.append(f"  {step_words(step, moment)}")
+        line.rstrip()
+        lines.append(line)
+    return lines
+
+
+def host_lines(hosts: Sequence[Json]) -> list[Text]:
+    """What people must know about the hosts asked: not reachable, clocks apart, records nobody could read."""
+    lines = []
+    for host in hosts:
+        name = one_line(str(host.get("name")))
+        error: Any = host.get("error")
+        if error:
+            lines.append(Text(f"{name}: {one_line(str(error.get('message')))}", "red"))
+            if error.get("hint"):
+                lines.append(Text(f"  {one_line(str(error['hint']))}"))
+        words = skew_words(host.get("skew_s"))
+        if words:
+            lines.append(Text(f"{name}: {words}", "yellow"))
+        for job, message in (host.get("unreadable") or {}).items():
+            lines.append(Text(f"{name}: job {one_line(str(job))}: {one_line(str(message))}", "yellow"))
+    return lines
+
+
+def skew_words(skew_s: float | None) -> str:
+    """A difference of clocks over 2 s, in words; nothing below."""
+    if skew_s is None or abs(skew_s) <= 2:
+        return ""
+    side = "ahead of" if skew_s > 0 else "behind"
+    return f"the host's clock is {duration(abs(skew_s))} {side} this laptop's"
