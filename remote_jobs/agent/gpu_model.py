@@ -66,7 +66,11 @@ class Gpu:
     mig_devices: List[MigDevice] = field(default_factory=list)
     virtual: bool = False
     """A vGPU guest: the hypervisor's share counts as used and belongs to nobody here."""
+    display_memory_hidden: bool = False
+    """Windows' WDDM: the desktop's memory counts as used and no process is listed for it."""
     processes: List[GpuProcess] = field(default_factory=list)
+    complete: bool = True
+    """False when the text ends inside this GPU's part, so that its processes may be missing."""
     faults: List[str] = field(default_factory=list)
     """Reasons why this GPU must not be used, worst first. Empty: healthy as far as the output tells."""
     notes: List[str] = field(default_factory=list)

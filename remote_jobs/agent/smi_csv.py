@@ -10,7 +10,7 @@ import re
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from remote_jobs.agent.gpu_model import MEMORY, PROCESSES, UTILIZATION, VGPU_NAME, Gpu, GpuProcess, SmiReading
-from remote_jobs.agent.smi_errors import LOST, meaning
+from remote_jobs.agent.smi_errors import LOST, meaning, says_nothing
 
 _UUID = re.compile(r"^(?:GPU|MIG)-[0-9A-Fa-f/-]{6,}")
 _BUS = re.compile(r"^[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]$")
@@ -20,16 +20,27 @@ _INT = re.compile(r"^\d+$")
 _UNIT = re.compile(r"\s*\[[^\]]*\]$")
 _LIST = re.compile(r"^\s*GPU\s+(\d+):\s*(.*?)\s*\(UUID:\s*((?:GPU-)?[^)]*)\)")
 _GPU_FIELDS = frozenset(
-    "index uuid gpu_uuid name gpu_name memory.used memory.total memory.free memory.reserved utilization.gpu "
-    "pci.bus_id gpu_bus_id timestamp driver_version count serial gpu_serial temperature.gpu pstate "
-    "power.draw compute_cap compute_mode mig.mode.current utilization.memory minor_number".split()
+    (
+        *("index", "uuid", "gpu_uuid", "name", "gpu_name", "memory.used", "memory.total", "memory.free"),
+        *(
+            "memory.reserved",
+            "utilization.gpu",
+            "utilization.memory",
+            "pci.bus_id",
+            "gpu_bus_id",
+            "timestamp",
+        ),
+        *("driver_version", "count", "serial", "gpu_serial", "temperature.gpu", "pstate", "power.draw"),
+        *("compute_cap", "compute_mode", "mig.mode.current", "minor_number"),
+    )
 )
-_APP_FIELDS = frozenset("pid process_name used_memory used_gpu_memory".split())
-_APP_ONLY = frozenset(("pid", "process_name", "used_memory", "used_gpu_memory"))
+_APP_FIELDS = frozenset(("pid", "process_name", "used_memory", "used_gpu_memory"))
+SMALLEST_TOTAL_MIB = 512
+"""No GPU has less memory: below it, a number without unit is a percentage, a temperature or watts."""
 Row = Dict[str, str]
 
 
-def read_lists(text: str, headed_only: bool = False) -> SmiReading:
+def read_lists(text: str, *, headed_only: bool = False) -> SmiReading:
     """Read every list found in the text, one after the other, into one reading joined by uuid, bus id and index.
 
     `headed_only` leaves out what has no header, for texts that hold a table as well.
@@ -62,10 +73,14 @@ def read_lists(text: str, headed_only: bool = False) -> SmiReading:
         if header is not None:
             fields = header
             reading.form = "csv"
-            if _APP_ONLY & set(fields):
+            if _APP_FIELDS & set(fields):
                 reading.listed_processes = True
             continue
-        if "," not in line and fields is None and not (_UUID.match(line) or _INT.match(line) or _MIB.match(line)):
+        if (
+            "," not in line
+            and fields is None
+            and not (_UUID.match(line) or _INT.match(line) or _MIB.match(line))
+        ):
             continue
         if meaning(line) and "," not in line:
             continue
@@ -81,7 +96,9 @@ def read_lists(text: str, headed_only: bool = False) -> SmiReading:
 
 def _header(line: str) -> Optional[List[str]]:
     names = [_UNIT.sub("", cell.strip()).lower() for cell in line.split(",")]
-    known = sum(name in _GPU_FIELDS or name in _APP_FIELDS or "." in name and " " not in name for name in names)
+    known = sum(
+        name in _GPU_FIELDS or name in _APP_FIELDS or ("." in name and " " not in name) for name in names
+    )
     if known == 0 or any(name in ("", "n/a") for name in names):
         return None
     if any(_UUID.match(cell.strip()) or _MIB.match(cell.strip()) for cell in line.split(",")):
@@ -96,14 +113,20 @@ def _merge_name(cells: List[str], fields: Sequence[str]) -> List[str]:
     for wanted in ("process_name", "name"):
         if extra > 0 and wanted in fields:
             at = list(fields).index(wanted)
-            return cells[:at] + [", ".join(cells[at : at + extra + 1])] + cells[at + extra + 1 :]
+            return [*cells[:at], ", ".join(cells[at : at + extra + 1]), *cells[at + extra + 1 :]]
     return cells
 
 
-def _place(reading: SmiReading, index: Optional[int], uuid: Optional[str], bus: Optional[str], name: Optional[str]) -> Gpu:
+def _place(
+    reading: SmiReading, index: Optional[int], uuid: Optional[str], bus: Optional[str], name: Optional[str]
+) -> Gpu:
     """The GPU that the identifiers mean: a known one or a new one."""
     for gpu in reading.gpus:
-        if (uuid and gpu.uuid == uuid) or (bus and gpu.bus_id == bus) or (index is not None and gpu.index == index):
+        if (
+            (uuid and gpu.uuid == uuid)
+            or (bus and gpu.bus_id == bus)
+            or (index is not None and gpu.index == index)
+        ):
             break
     else:
         gpu = Gpu(index=index, shows=frozenset())
@@ -120,17 +143,21 @@ def _number(value: Optional[str]) -> Optional[int]:
 
 
 def _known(value: Optional[str]) -> Optional[str]:
-    return value if value and not value.startswith(("[", "N/A")) else None
+    return value if value and not says_nothing(value) else None
 
 
 def _row(row: Row, reading: SmiReading) -> None:
     uuid = _known(row.get("uuid") or row.get("gpu_uuid"))
     bus = _known(row.get("pci.bus_id") or row.get("gpu_bus_id"))
-    is_app = bool(_APP_ONLY & set(row))
+    is_app = bool(_APP_FIELDS & set(row))
     index = _number(row.get("index"))
     name = _known(row.get("name") or row.get("gpu_name"))
     if is_app:
-        gpu = _place(reading, index, uuid, bus, name) if uuid or bus or index is not None else _nameless(reading)
+        gpu = (
+            _place(reading, index, uuid, bus, name)
+            if uuid or bus or index is not None
+            else _nameless(reading)
+        )
         gpu.shows = gpu.shows | {PROCESSES}
         gpu.processes.append(
             GpuProcess(
@@ -183,7 +210,9 @@ def _fill(gpu: Gpu, row: Row) -> None:
             gpu.faults.append(reason)
     uncorrected = _number(row.get("ecc.errors.uncorrected.volatile.total"))
     if uncorrected:
-        gpu.faults.append("%d uncorrected ECC errors since the driver was loaded: reset the GPU or reboot" % uncorrected)
+        gpu.faults.append(
+            "%d uncorrected ECC errors since the driver was loaded: reset the GPU or reboot" % uncorrected
+        )
     if row.get("compute_mode", "").lower() == "prohibited":
         gpu.faults.append("compute mode is Prohibited: `sudo nvidia-smi -c DEFAULT`")
     joined = " ".join(row.values())
@@ -202,7 +231,9 @@ def _monitor_row(cells: List[str], columns: Sequence[str], reading: SmiReading) 
         pid = _number(row.get("pid"))
         if pid is not None and all(p.pid != pid for p in gpu.processes):
             name = " ".join(cells[len(columns) - 1 :])
-            gpu.processes.append(GpuProcess(pid=pid, name=name, memory_mib=_number(row.get("fb")), type=row.get("type", "C")))
+            gpu.processes.append(
+                GpuProcess(pid=pid, name=name, memory_mib=_number(row.get("fb")), type=row.get("type", "C"))
+            )
         return
     gpu.shows = gpu.shows | {UTILIZATION}
     gpu.utilization_pct = _number(row.get("sm"))
@@ -219,7 +250,9 @@ def _read_bare(rows: List[List[str]], reading: SmiReading) -> None:
     if fields is None:
         return
     if unsure:
-        reading.notes.append("CSV without header: the columns were taken as %s" % ", ".join(f for f in fields if f))
+        reading.notes.append(
+            "CSV without header: the columns were taken as %s" % ", ".join(f for f in fields if f)
+        )
     for row in rows:
         _row({field: cell for field, cell in zip(fields, row) if field}, reading)
 
@@ -272,16 +305,24 @@ def _memory_fields(fields: List[str], memory: List[int], columns: List[List[str]
         return False
     peaks = {i: max(_value(c) for c in columns[i]) for i in memory}
     total = max(memory, key=lambda i: peaks[i])
-    if len(memory) == 1 or peaks[total] < 128:
-        fields[memory[0] if peaks[total] >= 0 else total] = "memory.used"
+    if len(memory) == 1:
+        fields[memory[0]] = "memory.used"
         return True
+    if peaks[total] < SMALLEST_TOTAL_MIB:
+        return False
     fields[total] = "memory.total"
     before, after = total - 1, total + 1
     if before in memory and after in memory:
         used = after if peaks[after] > 100 >= peaks[before] else before
         used = after if fields[before] else used
     else:
-        used = before if before in memory else after if after in memory else min(memory, key=lambda i: abs(i - total))
+        used = (
+            before
+            if before in memory
+            else after
+            if after in memory
+            else min(memory, key=lambda i: abs(i - total))
+        )
     fields[used] = "memory.used"
     return True
 
@@ -293,20 +334,35 @@ def _value(cell: str) -> int:
 
 def _counts_up(column: List[str]) -> bool:
     numbers = [int(cell) for cell in column if _INT.match(cell)]
-    return bool(numbers) and numbers == sorted(set(numbers)) and numbers[-1] < 64 and len(numbers) == len(column)
+    return (
+        bool(numbers) and numbers == sorted(set(numbers)) and numbers[-1] < 64 and len(numbers) == len(column)
+    )
 
 
 def _kind(column: List[str]) -> str:
-    cells = [cell for cell in column if cell and not cell.startswith(("[", "N/A"))]
-    for name, pattern in (("uuid", _UUID), ("bus", _BUS), ("mib", _MIB), ("percent", _PERCENT), ("int", _INT)):
+    cells = [cell for cell in column if not says_nothing(cell)]
+    for name, pattern in (
+        ("uuid", _UUID),
+        ("bus", _BUS),
+        ("mib", _MIB),
+        ("percent", _PERCENT),
+        ("int", _INT),
+    ):
         if cells and all(pattern.match(cell) for cell in cells):
             return name
-    return "text" if cells and any(re.search(r"[A-Za-z/]", c) for c in cells) and not _ignorable(cells) else "other"
+    return (
+        "text"
+        if cells and any(re.search(r"[A-Za-z/]", c) for c in cells) and not _ignorable(cells)
+        else "other"
+    )
 
 
 def _ignorable(cells: List[str]) -> bool:
     """Text columns that are no product or process name: dates, versions, states, sizes of other kinds."""
     return all(
-        re.match(r"^(\d[\d./: -]*|P\d+|Enabled|Disabled|Default|Yes|No|On|Off|[\d.]+ (W|MHz|C|KB/s)|Exclusive_Process)$", c)
+        re.match(
+            r"^(\d[\d./: -]*|P\d+|Enabled|Disabled|Default|Yes|No|On|Off|[\d.]+ (W|MHz|C|KB/s)|Exclusive_Process)$",
+            c,
+        )
         for c in cells
     )

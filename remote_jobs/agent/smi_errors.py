@@ -30,7 +30,10 @@ MEANINGS: Tuple[Tuple[str, str], ...] = (
         r"GPU access blocked by the operating system",
         "the host system blocks the GPU (WSL, or a disabled device): check it on the host",
     ),
-    (r"Failed to initialize NVML", "the NVIDIA management library cannot start: check `dmesg` for NVRM lines"),
+    (
+        r"Failed to initialize NVML",
+        "the NVIDIA management library cannot start: check `dmesg` for NVRM lines",
+    ),
     (
         r"couldn't find libnvidia-ml\.so|libnvidia-ml\.so[^ ]*: cannot open shared object",
         "the driver's user libraries are missing or not on the library path",
@@ -43,17 +46,31 @@ MEANINGS: Tuple[Tuple[str, str], ...] = (
         r"Unable to (?:determine|detect) the device handle",
         "a GPU does not answer: reboot the host and look for `Xid` lines in `dmesg`",
     ),
-    (r"No devices (?:were )?found", "the driver sees no GPU: check `lspci | grep -i nvidia` and the container's GPU options"),
     (
-        r"nvidia-smi['\"]?:? (?:command )?not found|nvidia-smi: No such file"
-        r"|No such file or directory:? '?(?:\S*/)?nvidia-smi|unable to find nvidia-smi"
-        r"|'nvidia-smi' is not recognized|nvidia-smi: not found|executable file not found",
+        r"No devices (?:were )?found",
+        "the driver sees no GPU: check `lspci | grep -i nvidia` and the container's GPU options",
+    ),
+    (
+        (
+            r"nvidia-smi['\"]?:? (?:command )?not found|nvidia-smi: No such file"
+            r"|No such file or directory:? '?(?:\S*/)?nvidia-smi|unable to find nvidia-smi"
+            r"|'?nvidia-smi'? is not recognized|executable file not found"
+        ),
         "nvidia-smi is not on the PATH: no NVIDIA driver on this host, or its folder is missing from PATH",
     ),
-    (r"Failed to properly shut ?down NVML", "the driver failed while answering: check `dmesg` for NVRM lines"),
+    (
+        r"Failed to properly shut ?down NVML",
+        "the driver failed while answering: check `dmesg` for NVRM lines",
+    ),
     (r"Segmentation fault|Bus error|core dumped", "nvidia-smi itself crashed: driver and library do not fit"),
-    (r"timed out after|TimeoutExpired", "nvidia-smi hangs: the driver is stuck; reboot the host, look for `Xid` in `dmesg`"),
-    (r"Unable to retrieve information|Unknown Error$", "the driver cannot read a GPU: check `dmesg` for Xid lines"),
+    (
+        r"timed out after|TimeoutExpired",
+        "nvidia-smi hangs: the driver is stuck; reboot the host, look for `Xid` in `dmesg`",
+    ),
+    (
+        r"Unable to retrieve information|Unknown Error$",
+        "the driver cannot read a GPU: check `dmesg` for Xid lines",
+    ),
 )
 _COMPILED = tuple((re.compile(pattern, re.IGNORECASE), meaning) for pattern, meaning in MEANINGS)
 LOST = re.compile(r"GPU is lost|fallen off the bus", re.IGNORECASE)
@@ -92,10 +109,30 @@ def find(text: str) -> List[str]:
 
 def warnings(text: str) -> List[str]:
     """Warnings that do not forbid the use of a GPU, such as a corrupted infoROM."""
-    return ["infoROM of GPU %s is corrupted (warranty and serial data; it can compute)" % m for m in _INFOROM.findall(text)]
+    return [
+        "infoROM of GPU %s is corrupted (warranty and serial data; it can compute)" % m
+        for m in _INFOROM.findall(text)
+    ]
 
 
 def bus_id(line: str) -> Optional[str]:
     """The PCI bus id an error line names, if any."""
     found = _BUS_ID.search(line)
     return found.group(1) if found else None
+
+
+def says_nothing(value: str) -> bool:
+    """True for the many ways in which nvidia-smi says that it has no value."""
+    return value.strip().strip("[]").lower() in (
+        "",
+        "n/a",
+        "not found",
+        "not supported",
+        "not available",
+        "unknown",
+        "none",
+        "-",
+        "insufficient permissions",
+        "requested functionality has been deprecated",
+        "not available in wddm driver model",
+    )

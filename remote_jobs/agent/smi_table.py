@@ -17,14 +17,20 @@ from remote_jobs.agent.smi_errors import LOST
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _QUOTE = re.compile(r"^\s*(?:[>#$%]\s*)+(?=[|+])")
 _HEADER = re.compile(
-    r"NVIDIA-SMI\s+(?P<smi>\d[\d.]*)(?:.*?Driver Version:\s*(?P<driver>[\d.]+))?(?:.*?CUDA Version:\s*(?P<cuda>[\d.]+))?"
+    r"NVIDIA-SMI\s+(?P<smi>\d[\dXx.]*)(?:.*?(?:Driver|KMD) Version:\s*(?P<driver>[\d.]+))?"
+    r"(?:.*?CUDA (?:UMD )?Version:\s*(?P<cuda>[\d.]+))?"
 )
-_NAME_CELL = re.compile(r"^(?:(?P<index>\d+)(?=\s|$))?\s*(?P<name>.*?)\s*(?P<mode>\bOn|\bOff|N/A|WDDM|TCC|MCDM|ERR!)?$")
+_BORDER = re.compile(r"^(?P<prefix>.*?)\+[-=]{20,}")
+_NAME_CELL = re.compile(
+    r"^(?:GPU\s+(?=\d))?(?:(?P<index>\d+)(?=\s|$))?\s*(?P<name>.*?)\s*(?P<mode>\bOn|\bOff|N/A|WDDM|TCC|MCDM|ERR!)?$"
+)
 _BUS_CELL = re.compile(
     r"^(?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{1,2}:[0-9A-Fa-f]{1,2}\.[0-9A-Fa-f]|N/A(?=\s)|ERR!(?=\s))\s*(?:On|Off|N/A|ERR!)?$"
 )
 _SIZE = re.compile(r"(?P<used>\d+)\s*Mi?B\s*/\s*(?P<total>\d+)\s*Mi?B")
-_SENSOR_CELL = re.compile(r"^(?:\d+\s?%|N/A|ERR!|\[[^\]]*\])?\s*(?:\d+\s?C|N/A|ERR!)\s+(?:P\d+|N/A|ERR!)\b|^ERR!")
+_SENSOR_CELL = re.compile(
+    r"^(?:\d+\s?%|N/A|ERR!|\[[^\]]*\])?\s*(?:\d+\s?C|N/A|ERR!)\s+(?:P\d+|N/A|ERR!)\b|^ERR!"
+)
 _UTIL = re.compile(r"^(\d+)\s*%")
 _MIG_IDS = re.compile(r"^(?P<gpu>\d+)\s+(?P<gi>\d+|N/A)\s+(?P<ci>\d+|N/A)\s+(?P<dev>\d+)$")
 _MIG_MODE = re.compile(r"^(Enabled|Disabled|N/A)(\*?)$")
@@ -45,9 +51,14 @@ _TOO_MANY_ERRORS = 3
 
 
 def lines_of(text: str) -> List[str]:
-    """The text's lines without colours, carriage returns and quote marks, with plain bars."""
+    """The text's lines without colours, carriage returns and prefixes (quote marks, `node1: `), with plain bars."""
     cleaned = _ANSI.sub("", text).replace("\u2502", "|").replace("\u2503", "|").replace("\xa0", " ")
-    return [_QUOTE.sub("", line.rstrip("\r")).rstrip() for line in cleaned.split("\n")]
+    lines = [line.rstrip("\r") for line in cleaned.split("\n")]
+    borders = (_BORDER.match(line) for line in lines)
+    prefix = next((border.group("prefix") for border in borders if border), "")
+    if prefix:
+        lines = [line[len(prefix) :] if line.startswith(prefix) else line for line in lines]
+    return [_QUOTE.sub("", line).rstrip() for line in lines]
 
 
 def read_table(text: str) -> SmiReading:
@@ -91,9 +102,10 @@ class _Reader:
             self.section = "processes"
         elif _MIG_TITLE.search(line):
             self.section = "mig"
-        elif not (self._cells(_split(line)) or self._process_row(line)):
-            if self.current is not None and self.section == "gpus" and LOST.search(line):
-                self.current.faults.append("GPU is lost: reboot the host (look for Xid 79 in dmesg)")
+        elif self._cells(_split(line)) or self._process_row(line):
+            pass
+        elif self.current is not None and self.section == "gpus" and LOST.search(line):
+            self.current.faults.append("GPU is lost: reboot the host (look for Xid 79 in dmesg)")
 
     def _cells(self, cells: List[str]) -> bool:
         """Rows that are told apart by their cells: a GPU's two or three lines, a MIG device's first."""
@@ -101,8 +113,12 @@ class _Reader:
             return False
         for position, cell in enumerate(cells):
             bus = _BUS_CELL.match(cell) if position else None
-            if bus and not _SIZE.search(cells[-1]):
-                self._gpu_row(cells[position - 1], bus.group("bus"), cells[position + 1 :])
+            if bus:
+                after = cells[position + 1 :]
+                self._gpu_row(cells[position - 1], bus.group("bus"), after)
+                joined = next((_SIZE.search(other) for other in after if _SIZE.search(other)), None)
+                if joined:
+                    self._memory_row(after, joined)
                 return True
         size = next((_SIZE.search(cell) for cell in cells if _SIZE.search(cell)), None)
         if self.section == "mig":
@@ -138,13 +154,17 @@ class _Reader:
         gpu = self._gpu_at(int(index) if index is not None else len(self.reading.gpus))
         self.current, self.section = gpu, "gpus"
         gpu.bus_id = bus if ":" in bus else None
+        gpu.complete = False  # until its memory line is seen
         if "ERR!" in name or "Unknown Error" in name:
             gpu.faults.append(_UNREADABLE % "ERR!")
         gpu.name = name or None
         gpu.virtual = bool(VGPU_NAME.search(name))
+        gpu.display_memory_hidden = bool(found and found.group("mode") == "WDDM")
         ecc = after[0] if after else ""
         if ecc.isdigit() and int(ecc) > 0:
-            gpu.faults.append("%s uncorrected ECC errors since the driver was loaded: reset the GPU or reboot" % ecc)
+            gpu.faults.append(
+                "%s uncorrected ECC errors since the driver was loaded: reset the GPU or reboot" % ecc
+            )
 
     def _memory_row(self, cells: List[str], size: "Optional[re.Match[str]]") -> None:
         """A GPU's second line: sensors | memory | utilisation and compute mode."""
@@ -155,10 +175,9 @@ class _Reader:
         self.current, self.section = gpu, "gpus"
         if size:
             gpu.memory_used_mib, gpu.memory_total_mib = int(size.group("used")), int(size.group("total"))
-        elif "ERR!" in cells[1] or "Unknown" in cells[1]:
+        elif len(cells) > 1 and ("ERR!" in cells[1] or "Unknown" in cells[1]):
             gpu.faults.append(_UNREADABLE % "ERR! instead of its memory")
-        else:
-            gpu.notes.append("this GPU does not report its memory")
+        gpu.complete = True
         utilization = _UTIL.match(cells[-1])
         if utilization:
             gpu.utilization_pct = int(utilization.group(1))
@@ -173,7 +192,9 @@ class _Reader:
     def _mig_row(self, ids: "re.Match[str]", size: "re.Match[str]") -> None:
         gpu = self._gpu_at(int(ids.group("gpu")))
         gpu.mig_enabled = True
-        gpu.mig_devices.append(MigDevice(_int(ids.group("gi")), int(size.group("used")), int(size.group("total"))))
+        gpu.mig_devices.append(
+            MigDevice(_int(ids.group("gi")), int(size.group("used")), int(size.group("total")))
+        )
 
     def _process_row(self, line: str) -> bool:
         unsupported = _NOT_SUPPORTED.search(line) if self.section == "processes" else None

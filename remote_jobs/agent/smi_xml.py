@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from typing import Dict, Iterable, List, Optional, Tuple, Union
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from remote_jobs.agent.gpu_model import VGPU_NAME, Gpu, GpuProcess, MigDevice, SmiReading
-from remote_jobs.agent.smi_errors import LOST
+from remote_jobs.agent.smi_errors import LOST, says_nothing
 
 Tree = Dict[str, List[Union[str, "Tree"]]]
 
@@ -48,13 +48,14 @@ def read_xml(text: str) -> SmiReading:
     """Read XML of any driver generation; a document cut in the middle gives what was complete."""
     start = max(text.rfind("<?xml"), text.rfind("<nvidia_smi_log"))
     opening = text.rfind("<nvidia_smi_log")
-    document = text[opening if opening >= 0 else max(start, 0):]
+    document = text[opening if opening >= 0 else max(start, 0) :]
     document = _CONTROL.sub("", document)
     document = _FREE_TEXT.sub(lambda m: m.group(1) + _escape(m.group(3)) + m.group(4), document)
     document = _BARE_AMPERSAND.sub("&amp;", document)
-    parser = ElementTree.XMLPullParser(("start", "end"))
-    root: Optional[ElementTree.Element] = None
+    parser = ET.XMLPullParser(("start", "end"))
+    root: Optional[ET.Element] = None
     closed = False
+    ended: List[ET.Element] = []
     try:
         # Line by line: what stands before the fault has been handed out by then.
         for line in document.splitlines(keepends=True):
@@ -62,16 +63,21 @@ def read_xml(text: str) -> SmiReading:
             for event, element in parser.read_events():
                 if root is None:
                     root = element
+                if event == "end" and element.tag == "gpu":
+                    ended.append(element)
                 closed = closed or (event == "end" and element is root)
             if closed:
                 break
-    except ElementTree.ParseError:
+    except ET.ParseError:
         pass
     reading = SmiReading(form="xml", cut=not closed)
     if root is None:
         return reading
     tree = _element_tree(root)
-    _fill(reading, tree, root.findall("gpu"))
+    elements = root.findall("gpu")
+    _fill(reading, tree, elements)
+    for gpu, element in zip(reading.gpus, elements):
+        gpu.complete = gpu.complete and any(element is whole for whole in ended)
     return reading
 
 
@@ -79,7 +85,7 @@ def _escape(text: str) -> str:
     return _BARE_AMPERSAND.sub("&amp;", text).replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _fill(reading: SmiReading, tree: Tree, elements: Iterable[ElementTree.Element]) -> None:
+def _fill(reading: SmiReading, tree: Tree, elements: Iterable[ET.Element]) -> None:
     reading.driver_version = text_at(tree, "driver_version")
     reading.cuda_version = text_at(tree, "cuda_version")
     reading.attached = number_at(tree, "attached_gpus")
@@ -97,7 +103,7 @@ def _renumber(reading: SmiReading, nodes: List[Tree]) -> None:
         gpu.index = minor
 
 
-def _element_tree(element: ElementTree.Element) -> Tree:
+def _element_tree(element: ET.Element) -> Tree:
     tree: Tree = {}
     for child in element:
         value: Union[str, Tree] = _element_tree(child) if len(child) else (child.text or "").strip()
@@ -108,7 +114,7 @@ def _element_tree(element: ElementTree.Element) -> Tree:
 def read_query_text(text: str) -> SmiReading:
     """Read `nvidia-smi -q` (the indented text form, also with `-d`)."""
     reading = SmiReading(form="text")
-    text = text[text.rfind("NVSMI LOG"):] if "NVSMI LOG" in text else text
+    text = text[text.rfind("NVSMI LOG") :] if "NVSMI LOG" in text else text
     root: Tree = {}
     gpus: List[Tuple[Tree, str]] = []
     stack: List[Tuple[int, Tree]] = [(-1, root)]
@@ -166,15 +172,6 @@ def text_at(tree: Tree, *paths: str) -> Optional[str]:
     return None
 
 
-def says_nothing(value: str) -> bool:
-    """True for the many ways in which nvidia-smi says that it has no value."""
-    return value.strip().strip("[]").lower() in (
-        "", "n/a", "not found", "not supported", "not available", "unknown", "none", "-",
-        "insufficient permissions", "requested functionality has been deprecated",
-        "not available in wddm driver model",
-    )
-
-
 def number_at(tree: Tree, *paths: str) -> Optional[int]:
     """First number among the paths (units dropped: all sizes here are MiB), or None."""
     for path in paths:
@@ -199,6 +196,7 @@ def gpu_from_tree(node: Tree, index: int, bus_id: Optional[str]) -> Gpu:
         utilization_pct=number_at(node, "utilization/gpu_util", "utilization/gpu"),
         mig_enabled=(text_at(node, "mig_mode/current_mig", "mig_mode/current") or "").lower() == "enabled",
     )
+    gpu.display_memory_hidden = text_at(node, "driver_model/current_dm", "driver_model/current") == "WDDM"
     mode = text_at(
         node, "gpu_virtualization_mode/virtualization_mode", "gpu_virtualization_mode/virtualization-mode"
     )
@@ -213,7 +211,8 @@ def gpu_from_tree(node: Tree, index: int, bus_id: Optional[str]) -> Gpu:
                 )
             )
     gpu.processes = [_process(p) for p in _process_trees(node)]
-    gpu.faults = list(_faults(node, gpu))
+    gpu.faults = list(_faults(node))
+    gpu.complete = bool(gpu.name or gpu.uuid or gpu.memory_used_mib is not None)
     return gpu
 
 
@@ -235,7 +234,7 @@ def _process(tree: Tree) -> GpuProcess:
     )
 
 
-def _faults(node: Tree, gpu: Gpu) -> Iterable[str]:
+def _faults(node: Tree) -> Iterable[str]:
     everything = " ".join(_texts(node))
     if LOST.search(everything):
         yield "GPU is lost: reboot the host (look for Xid 79 in dmesg)"
@@ -254,7 +253,10 @@ def _faults(node: Tree, gpu: Gpu) -> Iterable[str]:
     state = text_at(node, "fabric/state")
     status = text_at(node, "fabric/status")
     if state and (state.lower() != "completed" or (status or "success").lower() != "success"):
-        yield "NVLink fabric is not ready (%s, %s): start nvidia-fabricmanager" % (state, status or "no status")
+        yield "NVLink fabric is not ready (%s, %s): start nvidia-fabricmanager" % (
+            state,
+            status or "no status",
+        )
     if (text_at(node, "compute_mode") or "").lower() == "prohibited":
         yield "compute mode is Prohibited: `sudo nvidia-smi -c DEFAULT`"
 
