@@ -56,6 +56,7 @@ class Proxy:
         self.links: list[Link] = []
         self.cuts = 0
         self._cut: tuple[str, int] | None = None
+        self._freeze: tuple[str, int] | None = None
         self._refusing = False
         self._flowing = threading.Event()
         self._flowing.set()
@@ -97,6 +98,16 @@ class Proxy:
     def freeze(self) -> None:
         """Carry nothing more, on open and on new connections; nobody is told."""
         self._flowing.clear()
+
+    def freeze_after(self, num_bytes: int, direction: str = UP) -> None:
+        """Freeze everything once some connection has carried ``num_bytes`` that way, one time."""
+        with self._lock:
+            self._freeze = (direction, num_bytes)
+
+    @property
+    def frozen(self) -> bool:
+        """True while nothing is carried."""
+        return not self._flowing.is_set()
 
     def thaw(self) -> None:
         """Carry again what has waited."""
@@ -154,6 +165,11 @@ class Proxy:
             while not self._flowing.wait(0.2):
                 if link.ended.is_set():
                     return
+            with self._lock:
+                freeze = self._freeze
+                if freeze and freeze[0] == direction and link.carried[direction] + len(chunk) >= freeze[1]:
+                    self._freeze = None
+                    self._flowing.clear()
             allowed = self._allowance(link, direction, len(chunk))
             try:
                 if not chunk:
