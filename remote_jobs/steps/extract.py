@@ -56,8 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     progress = Progress()
     try:
         opts = options.parse(argv)
-        stop.install()
-        with output_folder(opts.output) as folder:
+        with stop.installed(), output_folder(opts.output) as folder:
             extract(opts, folder, progress, stop)
     except Interrupted as interrupted:
         progress.say(f"extract: {interrupted}; what is written is kept, the next run goes on from there")
@@ -82,9 +81,8 @@ def extract(opts: Options, folder: str, progress: Progress, stop: StopSignal) ->
     with progress.phase("load_config"), stop.raising():
         # Everything that can be known without loading the model is checked here, in about a second.
         model = read_model(opts.model, opts.revision)
-        layer_ids = check_layer_ids(
-            opts.layers or default_layer_ids(model.num_hidden_layers), model.num_hidden_layers
-        )
+        layers = default_layer_ids(model.num_hidden_layers) if opts.layers is None else opts.layers
+        layer_ids = check_layer_ids(layers, model.num_hidden_layers)
         backend_name, reason = backends.resolve(opts.backend)
         module = backends.load(backend_name)
         if opts.overwrite:

@@ -98,7 +98,7 @@ def _check_unique(name: str, line: int, lines_of_ids: dict[str, int]) -> None:
 def _parse_row(raw: bytes, index: int, line: int, *, vocab_size: int, max_tokens: int) -> Row:
     """Check one line; _BadRowError says what is wrong with it."""
     try:
-        text = raw.decode("utf-8-sig" if line == 1 else "utf-8")
+        text = raw.rstrip(b"\r\n").decode("utf-8-sig" if line == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise _BadRowError(
             f"not UTF-8 text (byte {error.start}: {raw[error.start : error.start + 1]!r})"

@@ -135,7 +135,7 @@ def differing(old: dict[str, Any], new: dict[str, Any], rows: Sequence[Row]) -> 
         ("dtype", "dtype"),
     ):
         if old.get(key) != new[key]:
-            found.append(f"{words} were {_text(old.get(key))}, now {_text(new[key])}")
+            found.append(f"{words} {_text(new[key])} asked for, {_text(old.get(key))} found")
     if old.get("model_sha256") != new["model_sha256"]:
         found.append(f"the model has changed (was {old.get('model')}, now {new['model']})")
     if old.get("tokenizer_sha256") != new["tokenizer_sha256"]:

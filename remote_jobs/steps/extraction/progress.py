@@ -55,8 +55,6 @@ class Progress:
         """VLLM's bar over the files of a checkpoint."""
         with tqdm(total=total, desc=desc, bar_format=SHARD_BAR_FORMAT, file=self._stream) as bar:
             yield bar
-            # tqdm refreshes by time and may leave the last count unsaid; readers want to see it.
-            bar.refresh()
 
     @contextlib.contextmanager
     def sample_bar(self, total: int, done: int, desc: str, unit: str = "sample") -> Iterator[tqdm]:
@@ -69,7 +67,6 @@ class Progress:
             try:
                 yield bar
             finally:
-                bar.refresh()
                 self._bar_open = False
 
 

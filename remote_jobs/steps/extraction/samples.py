@@ -177,7 +177,7 @@ def write_atomically(path: str, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    fsync_folder(os.path.dirname(path))
+    fsync_folder(os.path.dirname(path) or ".")
 
 
 def fsync_folder(folder: str) -> None:
@@ -258,7 +258,7 @@ def _adopt(source: str, path: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    fsync_folder(os.path.dirname(path))
+    fsync_folder(os.path.dirname(path) or ".")
 
 
 class SampleWriter:

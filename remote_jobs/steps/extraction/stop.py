@@ -24,10 +24,15 @@ class StopSignal:
         self.number: int | None = None
         self._raise_now = False
 
-    def install(self) -> None:
-        """Take over SIGTERM and SIGINT; only in the main thread."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._handle)
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Take over SIGTERM and SIGINT while inside; only in the main thread."""
+        former = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         again = self.number is not None
