@@ -262,9 +262,9 @@ def _note_facts(manifest: dict[str, Any], facts: dict[str, Any], folder: str, pr
 
 
 def _reserve_bytes(opts: Options, folder: str) -> int:
-    if opts.disk_reserve_gib is None:
+    if opts.min_free_gib is None:
         return default_reserve(folder)
-    return int(opts.disk_reserve_gib * 1024**3)
+    return int(opts.min_free_gib * 1024**3)
 
 
 def _clear(folder: str) -> None:

@@ -128,7 +128,18 @@ def test_flags_that_cannot_work(
 
 
 def test_flags_that_change_nothing_pass(models: dict[str, Path], dataset: Path, run_extract: Run) -> None:
-    assert run_extract(models["qwen3"], dataset, "--enforce-eager", "--tensor-parallel-size", "1").status == 0
+    flags = (
+        "--enforce-eager",
+        "--tensor-parallel-size",
+        "1",
+        "--gpu-memory-utilization",
+        "0.85",
+        "--batch-size",
+        "2",
+    )
+    result = run_extract(models["qwen3"], dataset, *flags)
+    assert result.status == 0
+    assert "--gpu-memory-utilization has no effect on the transformers backend" in result.log
 
 
 @pytest.mark.parametrize(
@@ -259,7 +270,7 @@ def on_small_disk(size: str, model: Path, dataset: Path, tmp_path: Path, *flags:
 def test_a_full_disk_keeps_every_whole_file(
     models: dict[str, Path], dataset: Path, tmp_path: Path, run_extract: Run
 ) -> None:
-    flags = ("--disk-reserve-gib", "0", "--max-num-seqs", "1", "--disk-wait-s", "0")
+    flags = ("--min-free-gib", "0", "--max-num-seqs", "1", "--disk-wait-s", "0")
     result = on_small_disk("300k", models["qwen3"], dataset, tmp_path, *flags)
     assert result.status == 1
     assert result.last_line.startswith("OSError: [Errno 28] No space left on device")
@@ -331,7 +342,7 @@ def test_a_full_disk_pauses_until_room_is_made(
 
 
 def test_a_pause_ends_with_enospc(models: dict[str, Path], dataset: Path, run_extract: Run) -> None:
-    result = run_extract(models["qwen3"], dataset, "--disk-reserve-gib", "1000000", "--disk-wait-s", "0.1")
+    result = run_extract(models["qwen3"], dataset, "--min-free-gib", "1000000", "--disk-wait-s", "0.1")
     assert result.status == 1
     assert "The run will pause when it is full" in result.log
     assert "Disk: paused" in result.log

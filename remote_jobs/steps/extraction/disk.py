@@ -17,7 +17,7 @@ POLL_S = 2.0
 SAY_EVERY_S = 60.0
 DEFAULT_RESERVE_BYTES = 2 * 1024**3
 DEFAULT_RESERVE_SHARE = 0.02
-"""Without --disk-reserve-gib: 2 GiB, or 2 % of a file system smaller than 100 GiB."""
+"""Without --min-free-gib: 2 GiB, or 2 % of a file system smaller than 100 GiB."""
 
 
 def free_bytes(folder: str) -> int:
@@ -78,7 +78,7 @@ class DiskBudget:
     def _say(self, needed_bytes: int) -> None:
         self._progress.say(
             f"Disk: paused, {_gib(free_bytes(self._folder))} free in {self._folder}, the next file needs {_gib(needed_bytes)} "
-            f"and {_gib(self._reserve_bytes)} are to stay free (--disk-reserve-gib). Waiting up to {self._wait_s:.0f} s for room."
+            f"and {_gib(self._reserve_bytes)} are to stay free (--min-free-gib). Waiting up to {self._wait_s:.0f} s for room."
         )
 
 

