@@ -106,15 +106,16 @@ def test_layer_ids(layers: str, words: str, models: dict[str, Path], dataset: Pa
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (
-            ("--gpu-memory-utilization", "0.9"),
-            "the transformers backend has no option --gpu-memory-utilization",
-        ),
+        (("--kv-cache-dtype", "fp8"), "the transformers backend has no option --kv-cache-dtype"),
         (("--tensor-parallel-size", "8"), "--tensor-parallel-size 8 needs backend vllm"),
         (("--no-enforce-eager",), "--enforce-eager False needs backend vllm"),
         (("--max-num-seqs", "0"), "--max-num-seqs 0: a whole number above 0 is needed"),
         (("--dtype", "fp8"), "--dtype fp8: the transformers backend computes in bfloat16, float16, float32"),
-        (("--max-model-len", "20"), "tokens, longer than the model's limit of 20"),
+        (("--max-model-len", "0.02k"), "tokens, longer than the model's limit of 20"),
+        (
+            ("--max-model-len", "many"),
+            "--max-model-len many: a number of tokens is needed, as in 8192 or 32k",
+        ),
         (("stray",), "unexpected argument 'stray'"),
         (("--hf-overrides", '{"a": 1}'), "the transformers backend has no option --hf-overrides"),
     ],

@@ -22,8 +22,7 @@ Running it again goes on where it ended: valid files are kept, and success means
 EPILOG = """\
 Any other flag goes to the backend under its own name (vLLM's flags for vllm: --tensor-parallel-size 8,
 --gpu-memory-utilization 0.85, --enforce-eager, ...; for transformers: --dtype, --device, --max-num-batched-tokens,
---max-num-seqs or
---batch-size, --max-model-len).
+--max-num-seqs or --batch-size, --max-model-len).
 
 Example:
   python extract.py --model /models/qwen3 --dataset prompts.jsonl --layers 2,18,33,36 --output states --backend transformers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,13 +18,22 @@ BATCH_SAMPLES = {"cpu": 16, "cuda": 64}
 HARMLESS = {"enforce_eager": (True,), "tensor_parallel_size": ("1",), "pipeline_parallel_size": ("1",)}
 """vLLM flags that this backend fulfils as it is, with the values that it does."""
 KNOWN = ("batch_size", "device", "dtype", "max_model_len", "max_num_batched_tokens", "max_num_seqs")
-IGNORED = ("gpu_memory_utilization",)
-"""vLLM flags about memory that torch here takes as it needs it; a retry after an OOM sets some of them."""
+IGNORED = ("gpu_memory_utilization", "seed")
+"""vLLM flags without meaning here: torch takes the memory it needs (a retry after an OOM sets the first), nothing is drawn."""
+UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
+"""vLLM's way to write token counts: 32k is 32000, 32K is 32768."""
 
 
 def longest_prompt(model: ModelFacts, flags: dict[str, Any]) -> int:
     """Most tokens of a sample: what the positions allow, or a smaller --max-model-len."""
-    return min(model.max_tokens, _positive(flags, "max_model_len", model.max_tokens))
+    text = str(flags.get("max_model_len", "auto"))
+    if text in {"auto", "-1"}:
+        return model.max_tokens
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", text)
+    limit = round(float(match[1]) * UNITS[match[2]]) if match else 0
+    if limit < 1:
+        raise ConfigError(f"--max-model-len {text}: a number of tokens is needed, as in 8192 or 32k")
+    return min(model.max_tokens, limit)
 
 
 def check(config: BackendConfig) -> None:
