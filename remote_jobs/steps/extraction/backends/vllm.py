@@ -212,7 +212,7 @@ class VllmBackend:
 
 
 def engine_argv(config: BackendConfig, limit_s: int) -> list[str]:
-    """vLLM's command line for this extraction: what the user gave, our defaults where nothing was given."""
+    """VLLM's command line for this extraction: what the user gave, our defaults where nothing was given."""
     connector: dict[str, Any] = {
         "kv_connector": "ExampleHiddenStatesConnector",
         "kv_role": "kv_producer",
