@@ -1,0 +1,421 @@
+"""Who may use which GPU: one flock per GPU, a queue in order of arrival, kept by the kernel.
+
+Why flock: it is let go when its holder dies, however it dies, so there is nothing to clean up and no clock to
+trust.  The locks lie in a node-local, sticky, world-writable folder so that they hold between users of one box;
+they are advice to orch only (the gate still looks at real processes).  The claim's descriptors are handed to the
+job's main process, so a claim outlives a killed supervisor as long as the work does.
+
+A ticket file per waiter or holder says who it is; it is flocked for its owner's life, so a dead one is told by
+its free lock.  Everything is decided under one short mutex.  Standard library only, Python 3.8.
+
+In the folder: `mutex`, `gpu<index>`, `ticket-<number>-<uid>`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import time
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
+
+from remote_jobs.agent import procs
+
+DEFAULT_FOLDER = "/var/tmp/orch-claims"  # noqa: S108 - opened with O_NOFOLLOW and O_DIRECTORY, shared on purpose
+FOLDER_ENV = "ORCH_CLAIMS_DIR"
+"""Another folder, for tests and for hosts whose /var/tmp is shared between machines."""
+MUTEX_WAIT_S = 5.0
+_MAX_TICKET_BYTES = 65536
+
+
+class ClaimsUnusable(OSError):
+    """The claims folder cannot be used; the message says why and what to do."""
+
+
+@dataclass
+class Ticket:
+    """One waiter's or holder's record. `wants` lists the GPUs it could use, `count` how many it needs."""
+
+    number: int
+    job: str
+    step: str
+    user: str
+    count: int
+    wants: List[int]
+    held: List[int]
+    since: float
+    """Wall clock, seconds."""
+    pid: int
+    path: str = ""
+
+    def row(self) -> Dict[str, object]:
+        """What a status shows of it."""
+        return {"job": self.job, "step": self.step, "user": self.user, "since": self.since}
+
+    def label(self) -> str:
+        """For people: `job X (user)`."""
+        mine = self.user == _user()
+        return "job {}".format(self.job) if mine else "job {} of {}".format(self.job, self.user)
+
+
+class Claim:
+    """GPUs that are ours until `release` or the death of everybody who inherited `fds`."""
+
+    def __init__(self, ticket: "_Place", indices: List[int], fds: List[int]) -> None:
+        self.indices = indices
+        self._ticket = ticket
+        self._fds = fds
+
+    @property
+    def fds(self) -> Tuple[int, ...]:
+        """Descriptors to pass to the job's main process (`pass_fds`)."""
+        return (*self._fds, *self._ticket.fds)
+
+    def release(self) -> None:
+        """Let go of them here. Whoever inherited the descriptors keeps the claim while it lives."""
+        for fd in self._fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._fds = []
+        self._ticket.drop(keep_record=any(self._held_by_heirs(index) for index in self.indices))
+
+    def _held_by_heirs(self, index: int) -> bool:
+        fd = _lock_gpu(self._ticket.folder, index)
+        if fd is not None:
+            os.close(fd)
+        return fd is None
+
+
+class _Place:
+    """Our own ticket: a place in the queue, then the holder's record."""
+
+    def __init__(self, folder: str, folder_fd: int, ticket: Ticket, fd: int) -> None:
+        self.folder, self.ticket = folder, ticket
+        # The shared lock on the folder itself keeps systemd-tmpfiles from ageing what lies in it.
+        self.fds: List[int] = [fd, folder_fd]
+
+    def write(self, held: List[int]) -> None:
+        """Say in the ticket which GPUs are held (advisory: a full disk must not stop a job)."""
+        self.ticket.held = held
+        with contextlib.suppress(OSError):
+            data = _dump(self.ticket)
+            os.ftruncate(self.fds[0], 0)
+            os.pwrite(self.fds[0], data, 0)
+
+    def drop(self, *, keep_record: bool = False) -> None:
+        """Leave the queue; a record that heirs of the claim keep alive stays."""
+        if not self.fds:
+            return
+        if not keep_record:
+            with contextlib.suppress(OSError):
+                os.unlink(self.ticket.path)
+        for fd in self.fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self.fds = []
+
+
+class Claimer:
+    """Claims GPUs for the steps of one supervisor and keeps their places in the queue between tries."""
+
+    def __init__(self, folder: Optional[str] = None) -> None:
+        self.folder = folder or os.environ.get(FOLDER_ENV) or DEFAULT_FOLDER
+        self._places: Dict[Tuple[str, str], _Place] = {}
+
+    def claim(
+        self, job: str, step: str, gpus: Union[int, Sequence[int]], host_gpus: Optional[int] = None
+    ) -> Tuple[Optional[Claim], str]:
+        """Take the GPUs now, or keep a place in the queue and say what is waited for.
+
+        Args:
+            job: job id, written into the ticket for others to read.
+            step: the step's name.
+            gpus: how many of the host's, or exactly which (indices).
+            host_gpus: how many the host has; needed when `gpus` is a number (default: that number).
+
+        Returns:
+            (claim, "") or (None, reason such as "gpu 3 held by job X").
+
+        Raises:
+            ClaimsUnusable: the folder cannot be made or is not what it must be.
+            ValueError: more GPUs asked for than the host has.
+        """
+        wants, count = _wanted(gpus, host_gpus)
+        folder_fd = open_folder(self.folder)
+        try:
+            with _mutex(self.folder) as locked:
+                if not locked:
+                    return None, "the claims folder {} is busy".format(self.folder)
+                key = (job, step)
+                place = self._places.get(key)
+                if place is None:
+                    place = self._enter(job, step, wants, count)
+                    self._places[key] = place
+                return self._take(key, place)
+        finally:
+            os.close(folder_fd)
+
+    def forget(self, job: str, step: str) -> None:
+        """Leave the queue without having claimed (the job was stopped)."""
+        place = self._places.pop((job, step), None)
+        if place is not None:
+            place.drop()
+
+    def _enter(self, job: str, step: str, wants: List[int], count: int) -> _Place:
+        number = 1 + max((_number(name) for name in _ticket_names(self.folder)), default=0)
+        path = os.path.join(self.folder, "ticket-{:09d}-{}".format(number, os.getuid()))
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        os.fchmod(fd, 0o644)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder_fd = open_folder(self.folder)
+        with contextlib.suppress(OSError):
+            fcntl.flock(folder_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        ticket = Ticket(number, job, step, _user(), count, wants, [], time.time(), os.getpid(), path)
+        place = _Place(self.folder, folder_fd, ticket, fd)
+        place.write([])
+        return place
+
+    def _take(self, key: Tuple[str, str], place: _Place) -> Tuple[Optional[Claim], str]:
+        ticket = place.ticket
+        free: Dict[int, int] = {}
+        try:
+            for index in ticket.wants:
+                fd = _lock_gpu(self.folder, index)
+                if fd is not None:
+                    free[index] = fd
+            tickets = live_tickets(self.folder)
+            usable = choose(ticket, tickets, set(free))
+            if usable is None:
+                return None, waiting_for(ticket, tickets, set(free))
+            place.write(usable)
+            claim = Claim(place, usable, [free.pop(index) for index in usable])
+            del self._places[key]
+            return claim, ""
+        finally:
+            for fd in free.values():
+                os.close(fd)
+
+
+# ------------------------------------------------------------------------------------------------- decisions (pure)
+
+
+def choose(mine: Ticket, tickets: Sequence[Ticket], free: Set[int]) -> Optional[List[int]]:
+    """GPUs that this ticket may take now, or None: those before it in the queue are served first.
+
+    An older waiter that could be served now gets the lowest free ones; one that cannot keeps all it could use, so
+    that a stream of small jobs never starves a large one.
+    """
+    # A holder's record counts as well: a cleaner may have taken the lock file's name away.
+    left = set(free) - {index for other in tickets for index in other.held}
+    for other in sorted(tickets, key=lambda t: t.number):
+        if other.number >= mine.number or other.held:
+            continue
+        could = sorted(left & set(other.wants))
+        left -= set(could[: other.count]) if len(could) >= other.count else set(other.wants)
+    mine_now = sorted(left & set(mine.wants))
+    return mine_now[: mine.count] if len(mine_now) >= mine.count else None
+
+
+def waiting_for(mine: Ticket, tickets: Sequence[Ticket], free: Set[int]) -> str:
+    """One line: which GPU is held by whom, or who stands before us."""
+    holders: Dict[str, List[int]] = {}
+    for other in tickets:
+        for index in other.held:
+            if index in mine.wants:
+                holders.setdefault(other.label(), []).append(index)
+    named = {index for indices in holders.values() for index in indices}
+    unnamed = [index for index in mine.wants if index not in free and index not in named]
+    parts = ["gpu {} held by {}".format(_ranges(sorted(i)), who) for who, i in sorted(holders.items())]
+    if unnamed:
+        parts.append("gpu {} held by an unnamed process".format(_ranges(unnamed)))
+    ahead = [t for t in tickets if t.number < mine.number and not t.held and set(t.wants) & set(mine.wants)]
+    if ahead:
+        parts.append(
+            "{} in the queue before it ({})".format(len(ahead), ", ".join(t.label() for t in ahead[:3]))
+        )
+    return "; ".join(parts) or "gpus are being handed over"
+
+
+def _wanted(gpus: Union[int, Sequence[int]], host_gpus: Optional[int]) -> Tuple[List[int], int]:
+    if not isinstance(gpus, int):
+        wants = sorted(set(gpus))
+        return wants, len(wants)
+    total = gpus if host_gpus is None else host_gpus
+    if gpus > total:
+        raise ValueError(
+            "asks for {} GPUs, the host has {}: lower `gpus` or use another host".format(gpus, total)
+        )
+    return list(range(total)), gpus
+
+
+def _ranges(indices: Sequence[int]) -> str:
+    parts: List[List[int]] = []
+    for index in indices:
+        if parts and index == parts[-1][-1] + 1:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+    return ",".join(str(p[0]) if len(p) == 1 else "{}-{}".format(p[0], p[-1]) for p in parts)
+
+
+# ---------------------------------------------------------------------------------------------------------- the edge
+
+
+def open_folder(path: str) -> int:
+    """Descriptor of the claims folder, made when missing: sticky and writable for everybody.
+
+    Raises:
+        ClaimsUnusable: it is a link, not a folder, or not writable.
+    """
+    try:
+        os.mkdir(path, 0o1777)
+        os.chmod(path, 0o1777)  # noqa: S103 - for every user of the box, like /tmp; mkdir obeys the umask
+    except FileExistsError:
+        pass
+    except OSError as exc:
+        raise ClaimsUnusable(
+            exc.errno, "cannot make {} for GPU claims: {}".format(path, exc.strerror)
+        ) from None
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as exc:
+        raise ClaimsUnusable(
+            exc.errno, "{} must be a folder for GPU claims (not a link): {}".format(path, exc.strerror)
+        ) from None
+    mode = os.fstat(fd).st_mode
+    if not os.access(path, os.W_OK) or not stat.S_ISDIR(mode):
+        os.close(fd)
+        raise ClaimsUnusable(13, "{} is not writable: `chmod 1777 {}` as its owner".format(path, path))
+    return fd
+
+
+def _open_lock(path: str) -> int:
+    """A lock file of anybody's: opened without O_CREAT, which fs.protected_regular refuses on others' files."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    for _ in range(100):
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, flags)
+        with contextlib.suppress(FileExistsError):
+            fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+            os.fchmod(fd, 0o644)
+            return fd
+    raise ClaimsUnusable(2, "{} appears and vanishes: somebody else cleans this folder".format(path))
+
+
+def _lock_gpu(folder: str, index: int) -> Optional[int]:
+    """Locked descriptor of one GPU, or None when somebody holds it."""
+    path = os.path.join(folder, "gpu{}".format(index))
+    for _ in range(10):
+        fd = _open_lock(path)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A cleaner may have removed the file between open and lock: then this lock excludes nobody.
+            if os.fstat(fd).st_ino == os.stat(path).st_ino:
+                return fd
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except FileNotFoundError:
+            pass
+        os.close(fd)
+    return None
+
+
+@contextlib.contextmanager
+def _mutex(folder: str) -> Any:
+    fd = _open_lock(os.path.join(folder, "mutex"))
+    deadline = time.monotonic() + MUTEX_WAIT_S
+    locked = False
+    try:
+        while not locked and time.monotonic() < deadline:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = True
+            except BlockingIOError:
+                time.sleep(0.005)
+        yield locked
+    finally:
+        os.close(fd)
+
+
+def live_tickets(folder: str) -> List[Ticket]:
+    """Tickets whose owner (or an heir of its descriptors) lives, in order of arrival. Dead ones of ours are removed."""
+    found = []
+    for name in _ticket_names(folder):
+        path = os.path.join(folder, name)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                ticket = _parse(os.pread(fd, _MAX_TICKET_BYTES, 0), name, path)
+                if ticket is not None:
+                    found.append(ticket)
+                continue
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # refused by the sticky bit when it is somebody else's
+        finally:
+            os.close(fd)
+    return sorted(found, key=lambda t: t.number)
+
+
+def status(folder: Optional[str] = None) -> Dict[str, List[Dict[str, object]]]:
+    """Holders and queue of this host, for `orch status`: {"held": [...], "queue": [...]}; never raises."""
+    path = folder or os.environ.get(FOLDER_ENV) or DEFAULT_FOLDER
+    try:
+        with _mutex(path):
+            tickets = live_tickets(path)
+    except OSError:
+        return {"held": [], "queue": []}
+    queue = [t for t in tickets if not t.held]
+    return {
+        "held": [{**t.row(), "gpus": t.held} for t in tickets if t.held],
+        "queue": [{**t.row(), "gpus": t.count, "position": place} for place, t in enumerate(queue, start=1)],
+    }
+
+
+def _ticket_names(folder: str) -> List[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if name.startswith("ticket-"))
+    except FileNotFoundError:
+        return []
+
+
+def _number(name: str) -> int:
+    part = name.split("-")[1]
+    return int(part) if part.isdigit() else 0
+
+
+def _dump(ticket: Ticket) -> bytes:
+    record = {key: value for key, value in vars(ticket).items() if key != "path"}
+    return json.dumps(record).encode("utf-8")
+
+
+def _parse(data: bytes, name: str, path: str) -> Optional[Ticket]:
+    """A ticket, which another user wrote: anything may be in it."""
+    try:
+        record = json.loads(data.decode("utf-8"))
+        return Ticket(
+            number=_number(name),
+            job=str(record["job"])[:200],
+            step=str(record["step"])[:200],
+            user=str(record["user"])[:64],
+            count=max(0, int(record["count"])),
+            wants=[int(i) for i in record["wants"]][:1024],
+            held=[int(i) for i in record["held"]][:1024],
+            since=float(record["since"]),
+            pid=int(record["pid"]),
+            path=path,
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _user() -> str:
+    return procs.user_name(os.getuid())
