@@ -124,7 +124,8 @@ class EventKind(str, Enum):
     STEP_READY = "step_ready"  # a service's probe answered
     STOP_SENT = "stop_sent"  # a rung of the stop ladder: {signal, reason}
     HANG_SUSPECTED = "hang_suspected"  # {reason, quiet_s}
-    ATTEMPT_ENDED = "attempt_ended"  # {state, exit_status, verdict, stragglers, cut_short}
+    ATTEMPT_ENDED = "attempt_ended"  # the main process is gone: {state, exit_status, reason}
+    ATTEMPT_JUDGED = "attempt_judged"  # what it died of, or that it is fine: {state, verdict}
     STRAGGLERS = "stragglers"  # processes that outlived their attempt: {processes: [...]}
     RETRY_SCHEDULED = "retry_scheduled"  # {at, delay_s, changes, reason}
     STEP_SUCCEEDED = "step_succeeded"
@@ -165,6 +166,7 @@ STEP_TRANSITIONS: Mapping[str, Mapping[str, str]] = {
         "step_ready": "ready",
         "stop_sent": "stopping",
         "attempt_ended": "running",
+        "step_queued": "queued",
         "retry_scheduled": "retry_wait",
         "step_succeeded": "succeeded",
         "step_failed": "failed",
@@ -174,6 +176,7 @@ STEP_TRANSITIONS: Mapping[str, Mapping[str, str]] = {
     "ready": {
         "stop_sent": "stopping",
         "attempt_ended": "running",
+        "step_queued": "queued",
         "step_failed": "failed",
         "reopened": "queued",
     },
@@ -186,6 +189,7 @@ STEP_TRANSITIONS: Mapping[str, Mapping[str, str]] = {
         "reopened": "queued",
     },
     "stopping": {
+        "step_queued": "queued",
         "stop_sent": "stopping",
         "attempt_ended": "stopping",
         "retry_scheduled": "retry_wait",

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import socket
+import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from remote_jobs import protocol
@@ -270,14 +271,22 @@ class Lock:
         self.path = path
         self._fd: Optional[int] = None
 
-    def acquire(self) -> bool:
-        """Take the lock without waiting; False when another process holds it."""
+    def acquire(self, patience_s: float = 0.5) -> bool:
+        """Take the lock; False when another process holds it.
+
+        A look holds a shared lock for microseconds, hence the short patience.
+        """
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(fd)
-            return False
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() >= deadline:
+                    os.close(fd)
+                    return False
+                time.sleep(0.01)
         me = procs.identity(os.getpid())
         owner = {
             "hostname": socket.gethostname(),

@@ -1,0 +1,51 @@
+"""A step's way to its GPUs: the claim against other orch jobs, then the gate against everybody else.
+
+Thin: the rules are in gate.py and claims.py.  Standard library only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+
+from remote_jobs import protocol
+
+# Imported where used: a job without GPUs should not pay for reading nvidia-smi's many formats.
+if TYPE_CHECKING:
+    from remote_jobs.agent.claims import Claim, Claimer
+    from remote_jobs.agent.jobdir import Layout
+
+
+def claimer() -> "Claimer":
+    """A new claimer; one per supervisor, since it keeps the places in the queue."""
+    from remote_jobs.agent.claims import Claimer
+
+    return Claimer()
+
+
+def claim_gpus(
+    keeper: "Claimer", spec: protocol.JobSpec, step: protocol.StepSpec
+) -> Tuple[Optional["Claim"], str]:
+    """(claim, "") when the step holds its GPUs now, else (None, who holds them). FIFO among orch jobs."""
+    try:
+        return keeper.claim(spec.id, step.name, step.gpus, spec.host_gpus)
+    except (OSError, ValueError) as exc:
+        return None, str(exc)
+
+
+def read_gate(layout: "Layout", spec: protocol.JobSpec, indices: Optional[List[int]]) -> Dict[str, Any]:
+    """One reading of the gate for these GPUs (None = all): {open, reasons, can_wait, gpus, reaped}.
+
+    Own orphans are ended first when the plan allows it (`gate: {reap: own}`, the default).
+    """
+    from remote_jobs.agent import gate
+
+    options = spec.gate
+    reading = gate.look(
+        expected=spec.host_gpus,
+        wanted_indices=indices,
+        jobs_root=layout.jobs,
+        job_id=spec.id,
+        memory_mib=options.get("memory_mib"),
+        reap=str(options.get("reap") or "own") == "own",
+    )
+    return reading.to_json()

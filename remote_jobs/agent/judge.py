@@ -1,0 +1,237 @@
+"""What an ended attempt amounts to: success as checked work, or a verdict with evidence.
+
+Runs in a side task (a fork with limits), so a pathological log can cost a verdict but never the supervisor.
+Evidence besides the log: exit status or signal, the kernel's OOM counters, files counted.  Standard library only.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence
+
+from remote_jobs import protocol
+from remote_jobs.agent import incident
+from remote_jobs.agent.attempt import Attempt
+
+if TYPE_CHECKING:
+    from remote_jobs.agent.stepper import Stepper
+    from remote_jobs.agent.supervisor import Supervisor
+
+
+@dataclass
+class Facts:
+    """Everything the verdict needs, collected before the fork."""
+
+    log_path: str
+    attempt_dir: str
+    exit_status: Optional[int]
+    stop_kind: Optional[str]
+    stop_reason: Optional[str]
+    done: Optional[Dict[str, Any]]
+    workdir: str
+    output: str
+    uses: Optional[str]
+    is_service: bool
+    marker_progress: int
+    oom_kills_before: Optional[int]
+    context: Dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, attempt: Attempt, stepper: "Stepper", boss: "Supervisor") -> "Facts":
+        """Facts of an attempt that has just ended."""
+        done = dict(stepper.spec.done) if stepper.spec.done else None
+        if done and done.get("count"):
+            done["count"] = boss.places.filled(done["count"])
+        attempt.side_pids = boss.side_pids()
+        left = attempt.own_processes(stepper.others())
+        return cls(
+            log_path=attempt.log.path,
+            attempt_dir=attempt.dir,
+            exit_status=attempt.exit_status,
+            stop_kind=attempt.stop_kind,
+            stop_reason=attempt.stop_reason,
+            done=done,
+            workdir=boss.places.workdir,
+            output=boss.places.output(stepper.name),
+            uses=stepper.spec.uses,
+            is_service=stepper.is_service,
+            marker_progress=attempt.work_done(),
+            oom_kills_before=attempt.oom_kills_before,
+            context=incident.context(attempt, stepper.spec, boss.spec, left),
+        )
+
+
+def judge(facts: Facts) -> Dict[str, Any]:
+    """State, verdict and progress of an ended attempt: {state, verdict, progress}.
+
+    `stop_kind` user and service are no failures; a hang keeps the verdict it was stopped for.
+    """
+    counted = _counted(facts)
+    progress = counted if counted is not None else facts.marker_progress
+    if facts.stop_kind in ("user", "service", "service_lost"):
+        state = {"user": "stopped", "service": "succeeded", "service_lost": "failed"}[facts.stop_kind]
+        return {"state": state, "verdict": None, "progress": progress}
+    verdict = _verdict(facts, counted)
+    if verdict is None:
+        return {"state": "succeeded", "verdict": None, "progress": progress}
+    incident.write(facts.attempt_dir, facts.log_path, verdict, facts.exit_status, facts.context)
+    return {"state": "failed", "verdict": verdict, "progress": progress}
+
+
+def _verdict(facts: Facts, counted: Optional[int]) -> Optional[Dict[str, Any]]:
+    if facts.stop_kind in ("timeout", "not_ready"):
+        return unknown_verdict(facts.stop_reason or facts.stop_kind, signature=facts.stop_kind)
+    from remote_jobs.logs import explain_file  # heavy (rules): only ever loaded in the side task
+
+    failure: Optional[Dict[str, Any]] = explain_file(facts.log_path, exit_status=facts.exit_status)["failure"]
+    if facts.exit_status == 0:
+        if failure is not None:
+            return failure
+        missing = _not_done(facts, counted)
+        if missing:
+            return unknown_verdict(missing, signature="done_not_reached")
+        if facts.is_service:
+            return unknown_verdict("the service ended by itself with exit status 0", signature="service_ended")
+        return None
+    if failure is None:
+        failure = unknown_verdict("exit status {} and no cause in the log".format(facts.exit_status))
+    return _with_kernel_evidence(failure, facts)
+
+
+def _with_kernel_evidence(failure: Dict[str, Any], facts: Facts) -> Dict[str, Any]:
+    """A bare kill becomes host_oom when the kernel counted one meanwhile; silence proves nothing by itself."""
+    if failure.get("class") != "killed" or facts.oom_kills_before is None:
+        return failure
+    after = oom_kills()
+    if after is None or after <= facts.oom_kills_before:
+        return failure
+    text = "the kernel's OOM killer ended {} process(es) during this attempt (memory.events / vmstat)".format(
+        after - facts.oom_kills_before
+    )
+    changed = dict(failure)
+    changed.update(
+        {
+            "class": "host_oom",
+            "retry": "after_change",
+            "signature": "kernel_oom_counter",
+            "summary": "the host ran out of memory and the kernel killed the job",
+            "advice": "use fewer workers or a smaller batch, or a host with more memory",
+            "evidence": [*(failure.get("evidence") or []), text],
+        }
+    )
+    return changed
+
+
+def _counted(facts: Facts) -> Optional[int]:
+    if facts.done and facts.done.get("count"):
+        return count_files(facts.workdir, str(facts.done["count"]))
+    return None
+
+
+def _not_done(facts: Facts, counted: Optional[int]) -> Optional[str]:
+    """Why the work is not complete in spite of exit status 0, or None."""
+    if not facts.done or counted is None:
+        return None
+    pattern = facts.done["count"]
+    if "equals" in facts.done and counted != int(facts.done["equals"]):
+        return "exit status 0, but {} holds {} files instead of {}".format(pattern, counted, facts.done["equals"])
+    if "at_least" in facts.done and counted < int(facts.done["at_least"]):
+        return "exit status 0, but {} holds {} files, fewer than {}".format(pattern, counted, facts.done["at_least"])
+    return None
+
+
+def count_files(workdir: str, pattern: str) -> int:
+    """Number of files that match a glob (`**` recursive) relative to workdir."""
+    return sum(1 for _ in glob.iglob(os.path.join(workdir, os.path.expanduser(pattern)), recursive=True))
+
+
+def count_bar(step: protocol.StepSpec, counted: int) -> Dict[str, Any]:
+    """The count of `done.count` as a bar of explain's shape."""
+    done = step.done or {}
+    total = done.get("equals", done.get("at_least"))
+    percent = int(100 * counted / int(total)) if total else None
+    return {
+        "label": str(done.get("count")), "instance": 1, "worker": None, "pid": None, "done": counted, "total": total,
+        "percent": percent, "elapsed_s": None, "remaining_s": None, "s_per_item": None, "eta_s": None,
+        "line": None, "seg": None,
+    }  # fmt: skip
+
+
+def oom_kills() -> Optional[int]:
+    """OOM kills counted so far: by our cgroup (v2 memory.events), else by the whole host (/proc/vmstat)."""
+    for path, key in ((_cgroup_events(), "oom_kill"), ("/proc/vmstat", "oom_kill")):
+        if path is None:
+            continue
+        try:
+            with open(path, encoding="ascii") as file:
+                for line in file:
+                    name, _, value = line.partition(" ")
+                    if name == key:
+                        return int(value)
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _cgroup_events() -> Optional[str]:
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("0::"):
+                    return "/sys/fs/cgroup{}/memory.events".format(line.strip()[3:].rstrip("/"))
+    except OSError:
+        pass
+    return None
+
+
+def unknown_verdict(
+    summary: str, *, signature: str = "none", klass: str = "unknown", retry: str = "yes", advice: Optional[str] = None
+) -> Dict[str, Any]:
+    """A verdict that no log rule gave, in explain's shape."""
+    return {
+        "class": klass,
+        "retry": retry,
+        "root_cause": None,
+        "signature": signature,
+        "summary": summary,
+        "advice": advice or "read the end of the log: orch logs JOB --tail 200",
+        "evidence": [],
+    }
+
+
+def fallback(attempt: Attempt, error: Optional[str]) -> Dict[str, Any]:
+    """Judgement when the side task itself failed: unknown, never a dead supervisor."""
+    if attempt.exit_status == 0 and attempt.stop_kind is None:
+        return {"state": "succeeded", "verdict": None, "progress": attempt.work_done()}
+    stopped = attempt.stop_kind in ("user", "service")
+    state = ("stopped" if attempt.stop_kind == "user" else "succeeded") if stopped else "failed"
+    verdict = None if stopped else unknown_verdict("the log could not be judged: {}".format(error), signature="judge")
+    return {"state": state, "verdict": verdict, "progress": attempt.work_done()}
+
+
+def gate_verdict(reasons: Sequence[str], waited_s: float) -> Dict[str, Any]:
+    """The gate stayed closed for as long as the plan allows."""
+    summary = "the GPUs were not free within {:.0f} s: {}".format(waited_s, "; ".join(reasons))
+    return unknown_verdict(
+        summary, signature="gate_wait", klass="gpu_busy", retry="after_change",
+        advice="see who holds them: orch gpus HOST; then: orch retry JOB",
+    )  # fmt: skip
+
+
+def lost_verdict(attempt: Mapping[str, Any], left: List[int]) -> Dict[str, Any]:
+    """An attempt whose supervisor ended without a word: its exit status is not known."""
+    summary = "the supervisor of attempt {} was killed, so its exit status is unknown".format(attempt.get("n"))
+    if left:
+        summary += "; {} process(es) still ran and were ended".format(len(left))
+    return unknown_verdict(summary, signature="supervisor_lost", klass="killed", retry="yes")
+
+
+def start_failure_text(argv: Sequence[str], workdir: str, exc: BaseException) -> str:
+    """What goes into the log when the program could not even be started, in the words people search for."""
+    program = argv[0] if argv else "the step"
+    if isinstance(exc, FileNotFoundError):
+        missing = exc.filename or program
+        return "orch: cannot start {}: No such file or directory: {!r} (workdir {})".format(program, missing, workdir)
+    return "orch: cannot start {}: {}: {} (workdir {})".format(program, type(exc).__name__, exc, workdir)

@@ -1,0 +1,39 @@
+"""What a launch exports beyond the plan: raised load timers and the overlay of patched packages.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Mapping
+
+from remote_jobs import protocol
+from remote_jobs.agent.jobdir import JobDir, Layout
+
+# Defaults that kill a healthy 26-minute load (vLLM's engine-ready limit is 600 s, NCCL's heartbeat 480 s).
+_LOAD_TIMERS: Mapping[str, str] = {
+    "VLLM_ENGINE_READY_TIMEOUT_S": "7200",
+    "VLLM_RPC_TIMEOUT": "600000",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3600",
+}
+_LOADERS = frozenset({"serve", "extract", "train", "evaluate"})
+
+
+def timer_exports(step: protocol.StepSpec, layout: Layout) -> Dict[str, str]:
+    """Timer variables of a step that loads a model; the plan's own `env:` wins over them."""
+    return dict(_LOAD_TIMERS) if step.uses in _LOADERS else {}
+
+
+def overlay_env(
+    step: protocol.StepSpec, spec: protocol.JobSpec, job: JobDir, layout: Layout, env: Mapping[str, str]
+) -> Dict[str, str]:
+    """PYTHONPATH and ORCH_PATCHES of the step's patch sets; empty without any.
+
+    Raises:
+        ValueError: a set was asked for by name and does not fit this host; the text says why.
+    """
+    if step.patches in (None, "none", []):
+        return {}
+    from remote_jobs.patches import overlay
+
+    return overlay.for_step(step, spec, job.path, layout.root, env)

@@ -1,0 +1,281 @@
+"""Launch and control on the host: claim a job id, write the spec, start a supervisor; post requests.
+
+Idempotent: `mkdir` of the job's folder claims the id, so a resend after a dropped link adopts what is there and
+never starts a second copy.  Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, Mapping, Optional
+
+from remote_jobs import protocol
+from remote_jobs.agent import control, logind
+from remote_jobs.agent.jobdir import JobDir, Layout, Lock, fsync_dir, is_memory_fs, lock_holder, write_json
+from remote_jobs.agent.look import Looker
+
+_START_TIMEOUT_S = 20.0
+
+
+class AgentError(Exception):
+    """An answer that says no: code, message, what to do."""
+
+    def __init__(self, code: str, message: str, hint: str = "", **extra: Any) -> None:
+        super().__init__(message)
+        self.code, self.message, self.hint, self.extra = code, message, hint, extra
+
+
+def disk_error(exc: OSError, doing: str) -> AgentError:
+    """An OSError in our words; a full disk is named as such."""
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return AgentError("disk_full", "{}: no space left on the host ({})".format(doing, exc), "free some space there")
+    return AgentError("io", "{}: {}".format(doing, exc), "check the folder's permissions on the host")
+
+
+def launch(
+    layout: Layout, looker: Looker, spec_record: Mapping[str, Any], secrets: Mapping[str, Any], *, skip_gate: bool
+) -> Dict[str, Any]:
+    """Start a job or adopt the one that has this id: {job, adopted, state, warnings}.
+
+    Raises:
+        AgentError: version, tmpfs, disk_full, io, gate_closed, exists_other, supervisor_failed.
+    """
+    try:
+        protocol.check_version(spec_record, "the launch request")
+    except protocol.ProtocolVersionError as exc:
+        raise AgentError("version", str(exc), "upgrade the older side") from None
+    spec = protocol.from_dict(protocol.JobSpec, spec_record)
+    job = layout.job(spec.id)
+    if is_memory_fs(layout.root) and not spec.allow_tmpfs:
+        raise AgentError(
+            "tmpfs",
+            "{} lies in memory (tmpfs): jobs and logs there are gone after a reboot".format(layout.root),
+            "set `root:` in the inventory to a disk, or `allow_tmpfs: true` to accept that",
+        )
+    if not os.path.exists(job.spec_path) and not skip_gate:
+        _check_gate(layout, spec)
+    try:
+        adopted = _claim(job, spec_record)
+    except OSError as exc:
+        raise disk_error(exc, "making the job's folder {}".format(job.path)) from exc
+    started = False
+    if not _over(job) and not lock_holder(job.lock_path())[0] and not job.read_events():
+        _link_files(layout, job, spec)
+        _start_supervisor(layout, job, secrets)
+        started = True
+    jobs, unreadable = looker.jobs([spec.id])
+    if spec.id not in jobs:
+        raise AgentError("io", "the job's folder cannot be read back: {}".format(unreadable.get(spec.id)))
+    return {
+        "job": spec.id,
+        "adopted": adopted,
+        "started": started,
+        "state": jobs[spec.id]["state"],
+        "warnings": logind.warnings(),
+    }
+
+
+def _check_gate(layout: Layout, spec: protocol.JobSpec) -> None:
+    """A foreign process on the first step's GPUs closes the gate before the job is claimed; our own jobs queue."""
+    first = next((step for step in spec.step_specs() if not step.needs), None)
+    if first is None or first.gpus <= 0:
+        return
+    from remote_jobs.agent import gpu_access
+
+    reading = gpu_access.read_gate(layout, spec, None)
+    if not reading.get("open") and reading.get("foreign"):
+        raise AgentError(
+            "gate_closed",
+            "the GPUs are not free: {}".format("; ".join(reading.get("reasons") or [])),
+            "see who holds them: orch gpus {}; or wait for them: orch launch --wait 30m".format(spec.host),
+            gate=reading.get("gpus"),
+        )
+
+
+def _claim(job: JobDir, spec_record: Mapping[str, Any]) -> bool:
+    """Make the folder and write the spec; True when another launch with this id had done so before."""
+    os.makedirs(os.path.dirname(job.path), mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(job.path, 0o700)
+        fsync_dir(os.path.dirname(job.path))
+    if os.path.exists(job.spec_path):
+        before = job.spec()
+        if before.plan_sha256 != spec_record.get("plan_sha256"):
+            raise AgentError(
+                "exists_other",
+                "job {} exists on this host with another plan".format(job.id),
+                "launch again with --new for a fresh id",
+            )
+        return True
+    for name in (protocol.STEPS_DIR, protocol.FILES_DIR, protocol.CONTROL_DIR):
+        os.makedirs(job.at(name), mode=0o700, exist_ok=True)
+    write_json(job.spec_path, spec_record)
+    return False
+
+
+def _over(job: JobDir) -> bool:
+    return os.path.exists(job.result_path)
+
+
+def _link_files(layout: Layout, job: JobDir, spec: protocol.JobSpec) -> None:
+    """Put the plan's `files:` into <job>/files from the blob store (a copy: a job may edit its files)."""
+    for item in spec.files:
+        file = protocol.from_dict(protocol.FileSpec, item)
+        target = os.path.normpath(job.at(protocol.FILES_DIR, file.name))
+        if not target.startswith(job.at(protocol.FILES_DIR) + os.sep):
+            raise AgentError("bad_request", "file name {!r} leaves the job's folder".format(file.name))
+        source = os.path.join(layout.blobs, file.sha256)
+        try:
+            os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+            tmp = target + ".tmp"
+            shutil.copyfile(source, tmp)
+            os.chmod(tmp, 0o700 if file.mode & 0o100 else 0o600)
+            os.replace(tmp, target)
+        except FileNotFoundError:
+            raise AgentError("bad_request", "{} was not uploaded".format(file.name), "launch again") from None
+        except OSError as exc:
+            raise disk_error(exc, "placing {}".format(file.name)) from exc
+
+
+def _start_supervisor(layout: Layout, job: JobDir, secrets: Mapping[str, Any]) -> None:
+    """Start `supervise` detached and wait until it holds the lock and has written its first state.
+
+    Raises:
+        AgentError: supervisor_failed, with the end of its log.
+    """
+    lock = Lock(job.lock_path())
+    if not lock.acquire():
+        return  # another agent's start won the race
+    lock.release()
+    read_fd, write_fd = os.pipe()
+    argv = [sys.executable, "-I", "-S", _entry(), "supervise", "--root", layout.root, "--job", job.id]
+    try:
+        child = subprocess.Popen(
+            [*logind.escape_prefix(), *argv],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            env={**os.environ, "ORCH_ACK_FD": str(write_fd), protocol.MARKER_ENV + "_SUPERVISOR": job.id},
+            pass_fds=(write_fd,), start_new_session=True,
+        )  # fmt: skip
+    finally:
+        os.close(write_fd)
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.write(json.dumps({"secrets": dict(secrets)}).encode("utf-8") + b"\n")
+        child.stdin.close()
+    answer = b""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline and not answer.endswith(b"\n"):
+        ready, _, _ = select.select([read_fd], [], [], max(0.0, deadline - time.monotonic()))
+        chunk = os.read(read_fd, 4096) if ready else b""
+        if not chunk:
+            break
+        answer += chunk
+    os.close(read_fd)
+    stderr = b""
+    if not answer and child.stderr is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            _, stderr = child.communicate(timeout=1.0)
+    if child.stderr is not None:
+        child.stderr.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=2.0)
+    text = answer.decode("utf-8", "replace").strip()
+    if text in ("ok", "held"):
+        return
+    said = text or stderr.decode("utf-8", "replace")[-2000:] or _tail(job.at(protocol.SUPERVISOR_LOG))
+    raise AgentError(
+        "supervisor_failed",
+        "the supervisor on the host did not start: {}".format(said or "no answer"),
+        "its log is {}".format(job.at(protocol.SUPERVISOR_LOG)),
+    )
+
+
+def _entry() -> str:
+    """Path of the host entry (the release folder, or the package's parent when run from sources)."""
+    from remote_jobs.agent.command import release_dir
+
+    entry = release_dir()
+    return entry if os.path.exists(os.path.join(entry, "__main__.py")) else os.path.join(
+        entry, "remote_jobs", "agent", "__main__.py"
+    )
+
+
+def _tail(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
+        return file.read().decode("utf-8", "replace")
+    return ""
+
+
+def post_control(
+    layout: Layout, looker: Looker, job_id: str, action: str, args: Mapping[str, Any], wait_s: float
+) -> Dict[str, Any]:
+    """Ask a job's supervisor for something and wait for its acknowledgement; starts one where none lives.
+
+    Raises:
+        AgentError: no_job, bad_request (nothing to stop or retry), supervisor_failed, disk_full.
+    """
+    job = layout.job(job_id)
+    jobs, unreadable = looker.jobs([job_id])
+    if job_id not in jobs:
+        raise AgentError("no_job", unreadable.get(job_id, "no job {}".format(job_id)), "list them: orch status")
+    state = jobs[job_id]["state"] or {}
+    name = state.get("state")
+    final = name in protocol.JOB_TERMINAL
+    if action == "stop" and final:
+        return {"acknowledged": True, "seq": state.get("seq"), "state": state, "already": name}
+    if action == "retry" and name == "succeeded":
+        raise AgentError("bad_request", "job {} succeeded: nothing to retry".format(job_id), "launch it again with --new")
+    if action == "retry" and name in ("running", "stopping", "gated", "queued") and jobs[job_id]["alive"]:
+        raise AgentError(
+            "bad_request", "job {} is {}: a retry needs an ended, lost or waiting job".format(job_id, name),
+            "stop it first: orch stop {}".format(job_id),
+        )  # fmt: skip
+    if action == "extend" and final:
+        raise AgentError("bad_request", "job {} is over ({})".format(job_id, name))
+    if final and action == "retry":
+        _wait_unlocked(job, 5.0)
+    try:
+        request_id = control.post(job, action, args)
+    except OSError as exc:
+        raise disk_error(exc, "writing the request") from exc
+    if not lock_holder(job.lock_path())[0]:
+        _start_supervisor(layout, job, {})
+    deadline = time.monotonic() + wait_s
+    while True:
+        events = job.read_events()
+        mine = [event for event in events if (event.get("data") or {}).get("control") == request_id]
+        if mine or time.monotonic() >= deadline:
+            break
+        time.sleep(0.02)
+    jobs, _ = looker.jobs([job_id])
+    answer = {"acknowledged": bool(mine), "state": jobs.get(job_id, {}).get("state")}
+    answer["seq"] = mine[0]["seq"] if mine else None
+    if mine and mine[0].get("kind") == "note":
+        raise AgentError("bad_request", str((mine[0].get("data") or {}).get("text")))
+    return answer
+
+
+def _wait_unlocked(job: JobDir, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while lock_holder(job.lock_path())[0] and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def spec_digest(spec_record: Mapping[str, Any]) -> str:
+    """sha256 of a spec as sent."""
+    return hashlib.sha256(protocol.dumps(spec_record)).hexdigest()
+
+
+def job_steps(spec: Optional[protocol.JobSpec]) -> List[str]:
+    """Names of a job's steps, in plan order."""
+    return [step.name for step in spec.step_specs()] if spec else []

@@ -1,0 +1,297 @@
+"""One look: the state of every job on this host, with log deltas, in one bounded answer.
+
+Reads only what supervisors wrote, and the lock that tells whether one lives.  "Lost" is an observation made here
+(lock free, no final event), never an event.  Standard library only.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import time
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from remote_jobs import protocol
+from remote_jobs.agent import procs, recovery
+from remote_jobs.agent.fold import fold
+from remote_jobs.agent.jobdir import JobDir, Layout, lock_holder, read_json, write_json
+
+_MAX_LOG_BYTES = 1 << 20
+_MAX_ALL_LOGS_BYTES = 4 << 20
+_STATE_GRACE_S = 10.0
+
+
+class Looker:
+    """Answers looks. Keeps one CPU meter per attempt and the results that can no longer change."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._meters: Dict[str, procs.CpuMeter] = {}
+        self._ended: Dict[str, Tuple[float, Dict[str, Any]]] = {}
+
+    # --------------------------------------------------------------------------------------------------------- changes
+
+    def fingerprint(self, ids: Optional[List[str]]) -> Tuple[Any, ...]:
+        """Cheap mark of everything a look would show: differs when a state file was replaced or a job appeared."""
+        marks: List[Any] = []
+        for job_id in self._ids(ids):
+            job = JobDir(os.path.join(self.layout.jobs, job_id), self.layout.root)
+            mark: Any = None
+            with contextlib.suppress(OSError):
+                status = os.stat(job.state_path)
+                mark = (status.st_mtime_ns, status.st_ino)
+            marks.append((job_id, mark))
+        return tuple(marks)
+
+    def log_sizes(self, cursors: List[Mapping[str, Any]]) -> bool:
+        """True when any asked log has bytes behind its cursor."""
+        for cursor in cursors:
+            if int(cursor.get("offset", -1)) < 0:
+                return True
+            path = self._log_path(protocol.from_dict(protocol.LogCursor, cursor))
+            with contextlib.suppress(OSError):
+                if path is not None and os.stat(path[0]).st_size != int(cursor["offset"]):
+                    return True
+        return False
+
+    def moved_on(self, seen: Mapping[str, int], states: Mapping[str, Any]) -> bool:
+        """True when a job has events that the asker has not seen, or was lost."""
+        for job_id, answer in states.items():
+            state = answer.get("state") or {}
+            if answer.get("lost") and seen.get(job_id, -1) >= 0 and not seen.get(job_id + ":lost"):
+                return True
+            if int(state.get("seq") or 0) > int(seen.get(job_id, -1)):
+                return True
+        return False
+
+    def _ids(self, ids: Optional[List[str]]) -> List[str]:
+        return self.layout.job_ids() if ids is None else ids
+
+    # ------------------------------------------------------------------------------------------------------------ jobs
+
+    def jobs(
+        self, ids: Optional[List[str]], *, processes: bool = False, active_only: bool = False
+    ) -> Tuple[Dict[str, Any], Dict[str, str]]:
+        """({job id: {state, alive, lost, unfinished, spec}}, {job id: why it could not be read})."""
+        found: Dict[str, Any] = {}
+        unreadable: Dict[str, str] = {}
+        for job_id in self._ids(ids):
+            try:
+                job = self.layout.job(job_id)
+                answer = self._ended_answer(job) or self._job(job, processes)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+                unreadable[job_id] = str(exc) or type(exc).__name__
+                continue
+            if answer is None:
+                if ids is not None:
+                    unreadable[job_id] = "no job {} on this host".format(job_id)
+                continue
+            if not (active_only and (answer.get("state") or {}).get("state") in protocol.JOB_TERMINAL):
+                found[job_id] = answer
+        return found, unreadable
+
+    def _ended_answer(self, job: JobDir) -> Optional[Dict[str, Any]]:
+        cached = self._ended.get(job.id)
+        if cached is None:
+            return None
+        with contextlib.suppress(OSError):
+            if os.stat(job.state_path).st_mtime == cached[0]:
+                return cached[1]
+        del self._ended[job.id]
+        return None
+
+    def _job(self, job: JobDir, processes: bool) -> Optional[Dict[str, Any]]:
+        if not os.path.isdir(job.path):
+            return None
+        if not os.path.exists(job.spec_path):
+            # The id was claimed and the launch broke off: unfinished, not lost; a resend goes on with it.
+            return {"state": None, "alive": False, "lost": None, "unfinished": True, "spec": None}
+        spec = job.spec()
+        alive, owner = lock_holder(job.lock_path())
+        state = self._state(job, spec, alive)
+        final = state["state"] in protocol.JOB_TERMINAL
+        answer: Dict[str, Any] = {
+            "state": state,
+            "alive": alive,
+            "lost": None,
+            "unfinished": False,
+            "spec": {
+                "name": spec.name, "host": spec.host, "plan_sha256": spec.plan_sha256, "created_at": spec.created_at,
+                "workdir": spec.workdir, "controller": spec.controller,
+            },
+        }  # fmt: skip
+        if final:
+            self._finish(job, state)
+            with contextlib.suppress(OSError):
+                self._ended[job.id] = (os.stat(job.state_path).st_mtime, answer)
+        elif not alive:
+            if state["seq"] == 0 and time.time() - os.stat(job.spec_path).st_mtime < _STATE_GRACE_S:
+                answer["unfinished"] = True  # its supervisor is just being started
+            elif state["seq"] == 0:
+                answer["unfinished"] = True
+            elif self._foreign_machine(owner, state):
+                state["notes"] = [*state.get("notes", []), {"at": None, "text": "seen from another machine"}]
+            else:
+                answer["lost"] = self._lost(job, spec, state)
+        elif processes:
+            self._add_processes(job, state)
+        return answer
+
+    def _state(self, job: JobDir, spec: protocol.JobSpec, alive: bool) -> Dict[str, Any]:
+        """state.json when it is whole and current, else the fold of the events, which is the truth anyway."""
+        try:
+            state = read_json(job.state_path)
+            if isinstance(state, dict) and state.get("id") == job.id and isinstance(state.get("steps"), list):
+                protocol.check_version(state, job.state_path)
+                if alive or state.get("state") in protocol.JOB_TERMINAL:
+                    return state
+                newest = max((event["seq"] for event in job.read_events()), default=0)
+                if newest <= int(state.get("seq") or 0):
+                    return state
+        except protocol.ProtocolVersionError:
+            raise
+        except (OSError, ValueError):
+            pass
+        return fold(spec, job.read_events()).state
+
+    @staticmethod
+    def _finish(job: JobDir, state: Mapping[str, Any]) -> None:
+        """result.json is derived: rewrite it when a full disk or a kill kept the supervisor from doing so."""
+        if not os.path.exists(job.result_path):
+            with contextlib.suppress(OSError):
+                record = {"v": protocol.VERSION, "id": job.id, "state": state["state"], "seq": state["seq"]}
+                write_json(job.result_path, {**record, "at": state.get("ended_at")})
+
+    @staticmethod
+    def _foreign_machine(owner: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+        """True when the lock was taken on another machine or in another container: here it proves nothing."""
+        if not owner.get("hostname"):
+            return False
+        import socket
+
+        if owner["hostname"] != socket.gethostname():
+            return True
+        same_boot = owner.get("boot_id") == procs.boot_id()
+        return same_boot and owner.get("pid_ns") not in (None, 0, procs.pid_namespace())
+
+    def _lost(self, job: JobDir, spec: protocol.JobSpec, state: Dict[str, Any]) -> Dict[str, Any]:
+        """Mark a state object as lost and say what still runs."""
+        booted_elsewhere = bool(state.get("boot_id")) and state["boot_id"] != procs.boot_id()
+        left: List[procs.Proc] = []
+        main_alive = False
+        for index, (step, item) in enumerate(zip(spec.step_specs(), state["steps"]), start=1):
+            newest = item["attempts"][-1] if item["attempts"] else None
+            if item["state"] in protocol.STEP_TERMINAL:
+                continue
+            if newest is not None and newest["state"] not in protocol.ATTEMPT_TERMINAL:
+                newest["state"] = "lost"
+                recorded = recovery.recorded_processes(job, index, step.name, newest["n"])
+                main_alive = main_alive or any(procs.is_alive(process) for process in recorded)
+                left += recovery.left_running(job, index, step, newest["n"])
+                item["state"] = "lost"
+            elif item["state"] != "queued":
+                item["state"] = "lost"
+        state["state"] = "lost"
+        left = list({proc.pid: proc for proc in left}.values())
+        if booted_elsewhere:
+            at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(procs.boot_time_s()))
+            reason = "host rebooted at {}".format(at)
+        elif main_alive:
+            reason = "the supervisor was killed; the job's main process still runs"
+        elif left:
+            reason = "the supervisor and the job's main process were killed; {} process(es) still run".format(len(left))
+        else:
+            reason = "the supervisor and the job's processes were killed"
+        rows = procs.CpuMeter().rows(left[:50], time.monotonic())
+        return {"reason": reason, "main_alive": main_alive, "boot_changed": booted_elsewhere, "processes": rows}
+
+    def _add_processes(self, job: JobDir, state: Dict[str, Any]) -> None:
+        supervisor = (state.get("supervisor") or {}).get("pid")
+        for item in state["steps"]:
+            for attempt in item["attempts"]:
+                pid = attempt.get("pid")
+                if attempt["state"] not in ("running", "stopping") or not pid:
+                    continue
+                rows = procs.find_job(job.id, supervisor=None, sessions=[pid])
+                wanted = {pid} | procs.descendants(pid, {row.pid: row for row in rows})
+                # With one active attempt everything marked is its own; with several, descent and session decide.
+                mine = [row for row in rows if row.pid in wanted or row.session == pid]
+                meter = self._meters.setdefault("{}/{}/{}".format(job.id, item["name"], attempt["n"]), procs.CpuMeter())
+                skip = {supervisor, os.getpid()}
+                attempt["processes"] = meter.rows([row for row in mine if row.pid not in skip], time.monotonic())
+
+    # ------------------------------------------------------------------------------------------------------------ logs
+
+    def logs(self, cursors: List[Mapping[str, Any]]) -> List[Dict[str, Any]]:
+        """Deltas of the asked logs, newest bytes last; a 10 GB log never travels."""
+        budget = _MAX_ALL_LOGS_BYTES
+        answers = []
+        for raw in cursors:
+            cursor = protocol.from_dict(protocol.LogCursor, raw)
+            cursor.max_bytes = max(1, min(int(cursor.max_bytes), _MAX_LOG_BYTES, max(1, budget)))
+            answer = self._log(cursor)
+            budget -= len(answer.get("data_b64", "")) * 3 // 4
+            answers.append(answer)
+        return answers
+
+    def _log_path(self, cursor: protocol.LogCursor) -> Optional[Tuple[str, int, str]]:
+        """(path, attempt, step) of the log that a cursor means, or None when there is none yet."""
+        job = self.layout.job(cursor.job)
+        for index, step in enumerate(job.spec().step_specs(), start=1):
+            if step.name != cursor.step:
+                continue
+            n = cursor.attempt
+            if n <= 0:
+                folder = os.path.dirname(job.attempt_path(index, step.name, 1))
+                with contextlib.suppress(OSError):
+                    n = max((int(name) for name in os.listdir(folder) if name.isdigit()), default=0)
+            if n <= 0:
+                return None
+            return job.attempt_path(index, step.name, n, protocol.LOG_FILE), n, step.name
+        return None
+
+    def _log(self, cursor: protocol.LogCursor) -> Dict[str, Any]:
+        answer: Dict[str, Any] = {
+            "job": cursor.job, "step": cursor.step, "attempt": cursor.attempt, "inode": cursor.inode,
+            "offset": max(0, cursor.offset), "end": max(0, cursor.offset), "size": 0, "data_b64": "",
+            "skipped_bytes": 0, "caught_up": True, "rotated": False, "missing": True,
+        }  # fmt: skip
+        try:
+            found = self._log_path(cursor)
+            if found is None:
+                return answer
+            path, answer["attempt"], _ = found
+            with open(path, "rb") as file:
+                return self._delta(file.fileno(), cursor, answer)
+        except (OSError, ValueError) as exc:
+            answer["error"] = str(exc)
+            return answer
+
+    @staticmethod
+    def _delta(fd: int, cursor: protocol.LogCursor, answer: Dict[str, Any]) -> Dict[str, Any]:
+        status = os.fstat(fd)
+        size, offset = status.st_size, cursor.offset
+        answer.update({"missing": False, "inode": status.st_ino, "size": size})
+        if offset < 0:
+            offset = max(0, size - max(0, int(cursor.tail_bytes)))
+            answer["skipped_bytes"] = offset
+        elif (cursor.inode and cursor.inode != status.st_ino) or offset > size:
+            answer["rotated"], offset = True, 0
+        data = os.pread(fd, cursor.max_bytes, offset)
+        if data and not data.strip(b"\0"):
+            # A hole (log_limit punched it out): jump to where data starts again instead of sending zeros.
+            with contextlib.suppress(OSError):
+                jump = os.lseek(fd, offset, os.SEEK_DATA)
+                answer["skipped_bytes"] += jump - offset
+                offset = jump
+                data = os.pread(fd, cursor.max_bytes, offset)
+        answer.update(
+            {
+                "offset": offset,
+                "end": offset + len(data),
+                "data_b64": base64.b64encode(data).decode("ascii"),
+                "caught_up": offset + len(data) >= size,
+            }
+        )
+        return answer

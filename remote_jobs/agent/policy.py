@@ -1,0 +1,221 @@
+"""Retry policy as data and one pure function: verdict -> what happens next.
+
+Defaults stand here and nowhere else; a plan's `retry:` overrides them per class, e.g.
+``retry: {attempts: 3, gpu_oom: {gpu_memory_utilization: {add: -0.05, min: 0.7}}}``.
+Rules (design, "Hard edges"): `attempts` counts all tries and caps every class; outside causes are exempt from
+the same-fingerprint rule; an after-change verdict with nothing to change is not retried; attempts that made new
+progress (samples, checkpoints) do not use up the budget.  Pure: no I/O, no clock.  Standard library only.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from remote_jobs.agent.fold import fingerprint
+from remote_jobs.protocol import StepSpec
+
+BACKOFF_FIRST_S = 5.0
+BACKOFF_CAP_S = 600.0
+BACKOFF_JITTER = 0.2
+
+AGAIN, CHANGE, STOP = "again", "change", "stop"
+
+# class -> (action, tries without new progress when the plan does not say)
+POLICY: Mapping[str, Tuple[str, int]] = {
+    "network": (AGAIN, 3),
+    "killed": (AGAIN, 3),
+    "port_in_use": (AGAIN, 3),
+    "gpu_busy": (AGAIN, 3),
+    "filesystem": (AGAIN, 3),
+    "nccl": (AGAIN, 2),
+    "segfault": (AGAIN, 2),
+    "device_assert": (AGAIN, 2),
+    "unknown": (AGAIN, 2),
+    "gpu_oom": (CHANGE, 4),
+    "kv_cache_too_small": (CHANGE, 3),
+    "host_oom": (CHANGE, 3),
+    "shm": (CHANGE, 2),
+    "disk_full": (CHANGE, 2),
+    "gpu_hardware": (STOP, 1),
+    "driver": (STOP, 1),
+    "code_incompatibility": (STOP, 1),
+    "import_error": (STOP, 1),
+    "config": (STOP, 1),
+    "data_corrupt": (STOP, 1),
+    "missing_file": (STOP, 1),
+    "auth": (STOP, 1),
+    "numerical": (STOP, 1),
+    "waiting_for_input": (STOP, 1),
+}
+
+OUTSIDE_CAUSES = frozenset({"killed", "network", "port_in_use", "gpu_busy"})
+"""Causes that say nothing about the command: the same fingerprint twice does not stop these."""
+
+# class -> step -> parameter -> how to move it. `default` is what the program uses when the plan is silent.
+CHANGES: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]] = {
+    "gpu_oom": {
+        "serve": {"gpu_memory_utilization": {"add": -0.05, "min": 0.7, "default": 0.9}},
+        "extract": {
+            "gpu_memory_utilization": {"add": -0.05, "min": 0.7, "default": 0.9},
+            "max_num_batched_tokens": {"mul": 0.5, "min": 2048, "default": 8192},
+            "batch_size": {"mul": 0.5, "min": 1, "default": 8},
+        },
+        "train": {"total_seq_len": {"mul": 0.5, "min": 1024, "default": 8192}},
+    },
+    "host_oom": {
+        "extract": {"batch_size": {"mul": 0.5, "min": 1, "default": 8}},
+        "generate": {"concurrency": {"mul": 0.5, "min": 1, "default": 64}},
+        "train": {"num_workers": {"mul": 0.5, "min": 0, "default": 8}},
+    },
+    "shm": {"train": {"num_workers": {"mul": 0.0, "min": 0, "default": 8}}},
+}
+_KV_LENGTH = re.compile(r"estimated maximum model length is (\d+)")
+_ROUND_UP = {"max_num_batched_tokens": 256, "total_seq_len": 128}
+
+
+@dataclass
+class Decision:
+    """What happens after a failed attempt. ``changes``: parameter -> new value for the next attempt."""
+
+    retry: bool
+    reason: str
+    delay_s: float = 0.0
+    changes: Dict[str, Any] = field(default_factory=dict)
+
+
+def backoff_s(failures: int, rng: random.Random) -> float:
+    """Delay before the next try: 5, 10, 20 ... capped at 600 s, +-20 % so that many jobs do not return at once."""
+    base = min(BACKOFF_CAP_S, BACKOFF_FIRST_S * 2.0 ** max(0, failures - 1))
+    return base * rng.uniform(1 - BACKOFF_JITTER, 1 + BACKOFF_JITTER)
+
+
+def _moved(value: float, how: Mapping[str, Any]) -> Optional[float]:
+    """Value after one change inside its bounds, or None when it cannot move any further."""
+    if "set" in how:
+        new = float(how["set"])
+    else:
+        new = value * float(how.get("mul", 1.0)) + float(how.get("add", 0.0))
+    new = max(new, float(how.get("min", new)))
+    new = min(new, float(how.get("max", new)))
+    return None if abs(new - value) < 1e-9 else round(new, 4)
+
+
+def change_parameters(
+    step: StepSpec, klass: str, current: Mapping[str, Any], verdict: Mapping[str, Any]
+) -> Dict[str, Any]:
+    """Parameters of the next attempt after an after-change verdict; empty when nothing can be changed.
+
+    Args:
+        step: the step; `run` steps have no parameters, only `set` on environment-like keys of the plan's block.
+        current: the parameters that failed.
+        verdict: explain's failure object (its texts may name the value to use).
+    """
+    if klass == "kv_cache_too_small" and step.uses:
+        texts = [str((verdict.get("root_cause") or {}).get("text") or "")]
+        texts += [str(item.get("text") if isinstance(item, dict) else item) for item in verdict.get("evidence") or ()]
+        lengths = [int(match.group(1)) for text in texts for match in _KV_LENGTH.finditer(text)]
+        if lengths and lengths[-1] > 0 and lengths[-1] != current.get("max_model_len"):
+            return {"max_model_len": lengths[-1]}
+    plan_block = {key: how for key, how in (step.retry.get(klass) or {}).items() if isinstance(how, dict)}
+    rules: Mapping[str, Mapping[str, Any]] = plan_block or CHANGES.get(klass, {}).get(step.uses or "", {})
+    for name, how in rules.items():
+        value = current.get(name, how.get("default"))
+        if "set" in how and current.get(name) != how["set"]:
+            return {name: how["set"]}
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            continue
+        # batch_size is only moved where the plan sets it: not every backend knows the flag.
+        if name == "batch_size" and name not in current and not plan_block:
+            continue
+        new = _moved(float(value), how)
+        if new is not None:
+            whole = isinstance(value, int) or float(value).is_integer() and name != "gpu_memory_utilization"
+            if whole:
+                unit = _ROUND_UP.get(name, 1)
+                new = max(float(how.get("min", 0)), new // unit * unit)
+            return {name: int(new) if whole else new}
+    return {}
+
+
+def _cap(step: StepSpec, klass: str, default: int) -> int:
+    """Tries allowed: the plan's `attempts` caps every class; a class block may say its own number below it."""
+    block = step.retry.get(klass)
+    own = block.get("attempts") if isinstance(block, dict) else None
+    total = step.retry.get("attempts")
+    if own is not None:
+        default = int(own)
+    elif total is not None and POLICY.get(klass, (AGAIN, 2))[0] != STOP:
+        default = int(total)
+    return min(default, int(total)) if total is not None else default
+
+
+def decide(
+    step: StepSpec,
+    verdict: Mapping[str, Any],
+    history: Sequence[Mapping[str, Any]],
+    params: Mapping[str, Any],
+    rng: random.Random,
+) -> Decision:
+    """What happens after the newest attempt of ``history`` failed with ``verdict``.
+
+    Args:
+        step: the step with its `retry:` block.
+        verdict: explain's failure object of the newest attempt.
+        history: failed attempts since the last reopening, oldest first, newest last: {verdict, progress} where
+            progress is the number of samples or checkpoints kept at its end.
+        params: the parameters that the newest attempt ran with.
+        rng: source of the jitter.
+    """
+    klass = str(verdict.get("class") or "unknown")
+    action, default = POLICY.get(klass, (AGAIN, 2))
+    block = step.retry.get(klass)
+    if action == STOP and isinstance(block, dict) and ("attempts" in block or any(isinstance(v, dict) for v in block.values())):
+        action = CHANGE if any(isinstance(v, dict) for v in block.values()) else AGAIN
+    total = step.retry.get("attempts")
+    if total is not None and len(history) >= int(total):
+        return Decision(False, "attempt {} of {} failed ({})".format(len(history), total, klass))
+    judged_hopeless = verdict.get("retry") == "no" and klass != "unknown" and klass not in OUTSIDE_CAUSES
+    if action == STOP or (action == AGAIN and judged_hopeless):
+        return Decision(False, "{}: trying again cannot help".format(klass))
+    spent = _tries_without_progress(history)
+    cap = _cap(step, klass, default)
+    if spent >= cap:
+        return Decision(False, "{} tries without new progress, the limit for {} is {}".format(spent, klass, cap))
+    changes = change_parameters(step, klass, params, verdict) if action == CHANGE else {}
+    if klass == "port_in_use" and "port" in params:
+        changes = {"port": int(params["port"]) + 1 + rng.randrange(200)}
+    if action == CHANGE and not changes:
+        return Decision(False, "{} needs a change and there is nothing left to change".format(klass))
+    if klass not in OUTSIDE_CAUSES and not changes and _same_twice(history):
+        return Decision(False, "the same failure twice with no new progress")
+    delay_s = 0.0 if klass == "gpu_busy" else backoff_s(spent, rng)
+    reason = "{}: {}".format(
+        klass, "trying again with {}".format(_shown(changes)) if changes else "trying the same command again"
+    )
+    return Decision(True, reason, delay_s, changes)
+
+
+def _tries_without_progress(history: Sequence[Mapping[str, Any]]) -> int:
+    """Failed attempts since the last one that kept more than the one before it (at least 1)."""
+    spent, best = 0, 0
+    for item in history:
+        progress = int(item.get("progress") or 0)
+        spent = 1 if progress > best else spent + 1
+        best = max(best, progress)
+    return max(1, spent)
+
+
+def _same_twice(history: Sequence[Mapping[str, Any]]) -> bool:
+    if len(history) < 2:
+        return False
+    last, before = history[-1], history[-2]
+    gained = int(last.get("progress") or 0) > int(before.get("progress") or 0)
+    return not gained and fingerprint(last.get("verdict")) == fingerprint(before.get("verdict"))
+
+
+def _shown(changes: Mapping[str, Any]) -> str:
+    pairs: List[str] = ["{}={}".format(key, value) for key, value in changes.items()]
+    return ", ".join(pairs)

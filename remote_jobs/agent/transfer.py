@@ -1,0 +1,209 @@
+"""Files in and out over the agent's channel: chunks with offsets, so a broken transfer goes on where it stopped.
+
+Uploads land in a store named by content hash and are verified before they count.  Downloads never follow a link
+out of what was asked for.  Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import hashlib
+import os
+import stat
+import time
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from remote_jobs import protocol
+from remote_jobs.agent.command import Places
+from remote_jobs.agent.jobdir import Layout, fsync_dir
+from remote_jobs.agent.launching import AgentError, disk_error
+
+MAX_CHUNK_BYTES = 1 << 20
+_MAX_ENTRIES = 200_000
+_HEX = frozenset("0123456789abcdef")
+
+
+def _blob(layout: Layout, sha256: str) -> str:
+    if len(sha256) != 64 or not set(sha256) <= _HEX:
+        raise AgentError("bad_request", "{!r} is not a sha256".format(sha256[:80]))
+    return os.path.join(layout.blobs, sha256)
+
+
+def have(layout: Layout, wanted: Sequence[str]) -> List[Dict[str, Any]]:
+    """Hashes that are not in the store: [{sha256, offset}], offset = bytes of a partial upload already here."""
+    missing = []
+    for sha256 in wanted:
+        path = _blob(layout, sha256)
+        if not os.path.isfile(path):
+            size = 0
+            with contextlib.suppress(OSError):
+                size = os.stat(path + ".part").st_size
+            missing.append({"sha256": sha256, "offset": size})
+    return missing
+
+
+def put(layout: Layout, sha256: str, offset: int, data: bytes, *, last: bool) -> Dict[str, Any]:
+    """Append a chunk at ``offset``; with ``last`` verify and store: {offset} or {stored: true}.
+
+    Raises:
+        AgentError: `io` when the hash differs (the partial file is dropped), `disk_full`.
+    """
+    path = _blob(layout, sha256)
+    if os.path.isfile(path):
+        return {"offset": offset + len(data), "stored": True}
+    part = path + ".part"
+    try:
+        fd = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
+        with open(fd, "r+b") as file:
+            here = os.fstat(fd).st_size
+            if offset > here:
+                return {"offset": here, "stored": False}  # the sender goes on from what is really here
+            file.seek(offset)
+            file.truncate()
+            file.write(data)
+            if not last:
+                return {"offset": offset + len(data), "stored": False}
+            file.flush()
+            os.fsync(fd)
+            file.seek(0)
+            found = _sha256(file)
+        if found != sha256:
+            os.unlink(part)
+            raise AgentError("io", "the uploaded bytes have sha256 {}, not {}".format(found, sha256), "upload again")
+        os.replace(part, path)
+        fsync_dir(layout.blobs)
+    except OSError as exc:
+        raise disk_error(exc, "storing an uploaded file") from exc
+    return {"offset": offset + len(data), "stored": True}
+
+
+def _sha256(file: Any) -> str:
+    digest = hashlib.sha256()
+    for chunk in iter(lambda: file.read(1 << 20), b""):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def digest(path: str) -> Dict[str, Any]:
+    """{sha256, size} of a regular file."""
+    with _open_regular(path) as file:
+        return {"sha256": _sha256(file), "size": os.fstat(file.fileno()).st_size}
+
+
+def _open_regular(path: str) -> Any:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as exc:
+        raise AgentError("io", "cannot read {}: {}".format(path, exc.strerror or exc)) from exc
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise AgentError("io", "{} is not a regular file".format(path))
+    return open(fd, "rb")
+
+
+def get(path: str, offset: int, length: int, mtime_ns: Optional[int]) -> Tuple[Dict[str, Any], bytes]:
+    """A piece of a regular file: ({size, eof, changed, mtime_ns}, bytes)."""
+    with _open_regular(path) as file:
+        status = os.fstat(file.fileno())
+        data = os.pread(file.fileno(), max(0, min(length, MAX_CHUNK_BYTES)), offset)
+        changed = mtime_ns is not None and int(mtime_ns) != status.st_mtime_ns
+        eof = offset + len(data) >= status.st_size
+        return {"size": status.st_size, "eof": eof, "changed": changed, "mtime_ns": status.st_mtime_ns}, data
+
+
+def list_files(layout: Layout, job_id: Optional[str], roots: Sequence[str], globs: Sequence[str]) -> Dict[str, Any]:
+    """Regular files below each root: {entries: [{root, path, absolute, size, mtime_ns, kind}], truncated}.
+
+    Roots: "job" (the job's directory), "outputs" (every step's output), or an absolute path.  A link is reported as
+    kind "link" and never followed.
+    """
+    entries: List[Dict[str, Any]] = []
+    for root in roots:
+        for label, top, pattern in _tops(layout, job_id, root):
+            if not _walk(label, top, [*globs] if globs else ([pattern] if pattern else []), entries):
+                return {"entries": entries, "truncated": True}
+    return {"entries": entries, "truncated": False}
+
+
+def _tops(layout: Layout, job_id: Optional[str], root: str) -> List[Tuple[str, str, Optional[str]]]:
+    if root.startswith("/"):
+        return [(root, root, None)]
+    if job_id is None:
+        raise AgentError("bad_request", "root {!r} needs a job".format(root))
+    job = layout.job(job_id)
+    if root == "job":
+        return [("job", job.path, None)]
+    if root != "outputs":
+        raise AgentError("bad_request", "unknown root {!r}".format(root), "use job, outputs or an absolute path")
+    spec = job.spec()
+    places = Places(spec, job)
+    tops: List[Tuple[str, str, Optional[str]]] = []
+    for step in spec.step_specs():
+        pattern = (step.done or {}).get("count")
+        if pattern:
+            tops.append((step.name, places.workdir, places.fill(str(pattern), lambda text: text)))
+        output = places.output(step.name)
+        if os.path.lexists(output):
+            tops.append((step.name, output, None))
+    return tops
+
+
+def _walk(label: str, top: str, globs: Sequence[str], entries: List[Dict[str, Any]]) -> bool:
+    """Collect files; False when there are more than an answer may hold."""
+    if not os.path.isdir(top):
+        _add(label, top, os.path.basename(top), entries)
+        return True
+    for folder, names, files in os.walk(top, followlinks=False):
+        names.sort()
+        for name in sorted([*files, *(item for item in names if os.path.islink(os.path.join(folder, item)))]):
+            absolute = os.path.join(folder, name)
+            relative = os.path.relpath(absolute, top)
+            if globs and not any(fnmatch.fnmatchcase(relative, glob) for glob in globs):
+                continue
+            _add(label, absolute, relative, entries)
+            if len(entries) >= _MAX_ENTRIES:
+                return False
+    return True
+
+
+def _add(label: str, absolute: str, relative: str, entries: List[Dict[str, Any]]) -> None:
+    with contextlib.suppress(OSError):
+        status = os.lstat(absolute)
+        if stat.S_ISREG(status.st_mode):
+            kind = "file"
+        elif stat.S_ISLNK(status.st_mode):
+            kind = "link"
+        else:
+            return  # sockets, FIFOs and devices are nothing to fetch
+        entries.append(
+            {
+                "root": label, "path": relative, "absolute": absolute, "size": status.st_size,
+                "mtime_ns": status.st_mtime_ns, "kind": kind,
+            }  # fmt: skip
+        )
+
+
+def drop_stale_parts(layout: Layout, older_than_s: float = 7 * 86400.0) -> None:
+    """Remove partial uploads that nobody came back for."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(layout.blobs):
+            path = os.path.join(layout.blobs, name)
+            if name.endswith(".part") and time.time() - os.stat(path).st_mtime > older_than_s:
+                os.unlink(path)
+
+
+def read_history(layout: Layout, limit: int = 5000) -> List[Mapping[str, Any]]:
+    """Newest lines of <root>/history/runs.jsonl (durations of phases per model and host)."""
+    import json
+
+    rows: List[Mapping[str, Any]] = []
+    with contextlib.suppress(OSError), open(os.path.join(layout.history, "runs.jsonl"), "rb") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                rows.append(json.loads(line.decode("utf-8")))
+    return rows[-limit:]
+
+
+FILE_NAMES = (protocol.SPEC_FILE, protocol.EVENTS_FILE, protocol.STATE_FILE, protocol.RESULT_FILE)
+"""Records that `fetch` always takes along."""

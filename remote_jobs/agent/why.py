@@ -1,0 +1,116 @@
+"""What `orch why` tells: the verdict of one attempt, its evidence, and what the next attempt changes.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Tuple
+
+from remote_jobs import protocol
+from remote_jobs.agent import incident
+from remote_jobs.agent.jobdir import JobDir, Layout
+from remote_jobs.agent.launching import AgentError
+from remote_jobs.agent.look import Looker
+
+
+def why(layout: Layout, looker: Looker, job_id: str, step: Optional[str], attempt: Optional[int]) -> Dict[str, Any]:
+    """The design's why JSON (without schema), for the newest failed attempt unless step or attempt say otherwise.
+
+    Raises:
+        AgentError: no_job, or no such step or attempt, with what there is.
+    """
+    jobs, unreadable = looker.jobs([job_id])
+    if job_id not in jobs or jobs[job_id]["state"] is None:
+        raise AgentError("no_job", unreadable.get(job_id, "job {} was never started".format(job_id)))
+    job, state = layout.job(job_id), jobs[job_id]["state"]
+    index, item, found = _pick(state, step, attempt)
+    answer: Dict[str, Any] = {
+        "job": job_id, "state": state["state"], "step": item["name"] if item else None, "attempt": None,
+        "verdict": None, "exit_status": None, "evidence": [], "changed_next": None, "incident": None,
+        "lost": jobs[job_id]["lost"], "attempts": _ledger(state), "bundle": None, "stacks": None, "decision": None,
+    }  # fmt: skip
+    if item is None or found is None:
+        return answer
+    folder = job.attempt_path(index, item["name"], found["n"])
+    parts = incident.read(folder)
+    bundle = parts["bundle"] or {}
+    decision = parts["decision"]
+    verdict = found.get("verdict") or bundle.get("verdict")
+    evidence = list((verdict or {}).get("evidence") or [])
+    answer.update(
+        {
+            "attempt": found["n"],
+            "verdict": verdict,
+            "exit_status": found.get("exit_status"),
+            "evidence": evidence + _host_evidence(bundle),
+            "changed_next": (decision or {}).get("changes") or _changes_of_next(item, found["n"]),
+            "incident": parts["folder"] if bundle else None,
+            "bundle": {key: value for key, value in bundle.items() if key != "verdict"} or None,
+            "stacks": parts["stacks"],
+            "decision": decision,
+            "reason": _end_reason(job, item["name"], found["n"]),
+        }
+    )
+    return answer
+
+
+def _pick(
+    state: Dict[str, Any], step: Optional[str], attempt: Optional[int]
+) -> Tuple[int, Optional[Dict[str, Any]], Optional[Dict[str, Any]]]:
+    steps = list(enumerate(state["steps"], start=1))
+    if step is not None:
+        steps = [(index, item) for index, item in steps if item["name"] == step]
+        if not steps:
+            names = ", ".join(item["name"] for item in state["steps"])
+            raise AgentError("bad_request", "no step {!r} in this job".format(step), "its steps: {}".format(names))
+    candidates = [(index, item, one) for index, item in steps for one in item["attempts"]]
+    if attempt is not None:
+        chosen = [entry for entry in candidates if entry[2]["n"] == attempt]
+        if not chosen:
+            counts = ", ".join("{}: {}".format(item["name"], len(item["attempts"])) for _, item in steps)
+            raise AgentError("bad_request", "no attempt {}".format(attempt), "attempts so far: {}".format(counts))
+        bad = [entry for entry in chosen if entry[2]["state"] not in ("succeeded", "running")]
+        return (bad or chosen)[-1]
+    bad = [entry for entry in candidates if entry[2]["state"] in ("failed", "lost")]
+    if bad:
+        return max(bad, key=lambda entry: str(entry[2].get("ended_at") or ""))
+    if candidates:
+        return candidates[-1]
+    return (steps[0][0], steps[0][1], None) if steps else (0, None, None)
+
+
+def _ledger(state: Dict[str, Any]) -> List[Dict[str, Any]]:
+    rows = []
+    for item in state["steps"]:
+        for one in item["attempts"]:
+            rows.append(
+                {
+                    "step": item["name"], "n": one["n"], "state": one["state"], "started_at": one["started_at"],
+                    "ended_at": one["ended_at"], "exit_status": one["exit_status"],
+                    "class": (one.get("verdict") or {}).get("class"), "changes": one.get("changes"),
+                }  # fmt: skip
+            )
+    return rows
+
+
+def _changes_of_next(item: Dict[str, Any], n: int) -> Optional[Dict[str, Any]]:
+    following = [one for one in item["attempts"] if one["n"] == n + 1]
+    return (following[0].get("changes") or None) if following else None
+
+
+def _host_evidence(bundle: Dict[str, Any]) -> List[str]:
+    """Lines of the kernel log kept in the bundle; only those the host let us read."""
+    kernel = bundle.get("kernel")
+    return ["kernel: {}".format(line) for line in kernel[-5:]] if isinstance(kernel, list) else []
+
+
+def _end_reason(job: JobDir, step: str, n: int) -> Optional[str]:
+    reason = None
+    for event in job.read_events():
+        if event.get("step") == step and event.get("kind") in (
+            protocol.EventKind.RETRY_SCHEDULED.value, protocol.EventKind.STEP_FAILED.value,
+        ):  # fmt: skip
+            if event.get("attempt") in (n, None):
+                reason = (event.get("data") or {}).get("reason") or reason
+    return reason
