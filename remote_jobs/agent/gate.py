@@ -31,6 +31,8 @@ class GateReading:
     reasons: List[str] = field(default_factory=list)
     can_wait: bool = True
     """False when waiting cannot help: a missing, broken or unhealthy GPU, no driver."""
+    foreign: bool = False
+    """Something closes it that is no living job of this root: a launch need not queue behind it."""
     orphans: List[owners.Owner] = field(default_factory=list)
     """Own processes that may be reaped."""
     holders: List[owners.Owner] = field(default_factory=list)
@@ -46,6 +48,7 @@ class GateReading:
             "open": self.open,
             "reasons": self.reasons,
             "can_wait": self.can_wait,
+            "foreign": self.foreign,
             "orphans": [owners.as_row(owner) for owner in self.orphans],
             "holders": [owners.as_row(owner) for owner in self.holders],
             "notes": self.notes,
@@ -104,8 +107,9 @@ def judge(
     return reading
 
 
-def _close(reading: GateReading, reason: str, *, can_wait: bool = True) -> None:
+def _close(reading: GateReading, reason: str, *, can_wait: bool = True, foreign: bool = True) -> None:
     reading.open = False
+    reading.foreign = reading.foreign or foreign
     reading.can_wait = reading.can_wait and can_wait
     reading.reasons.append(reason)
 
@@ -136,7 +140,8 @@ def _judge_gpu(
         if all(other.pid != owner.pid for other in bucket):
             bucket.append(owner)
         size = "" if process.memory_mib is None else " with {} MiB".format(process.memory_mib)
-        _close(reading, "gpu {}: {}{}".format(gpu.index, owner.describe(), size))
+        foreign = owner.standing == "foreign"
+        _close(reading, "gpu {}: {}{}".format(gpu.index, owner.describe(), size), foreign=foreign)
     if not gpu.compute:
         _close(reading, "gpu {}: {}".format(gpu.index, verdict.why))
 
@@ -158,80 +163,91 @@ def _merged(reasons: Sequence[str]) -> List[str]:
 
 def look(
     expected: Optional[int],
-    wanted: Optional[Sequence[int]],
+    wanted_indices: Optional[Sequence[int]],
     jobs_root: Optional[str],
     *,
-    own_job: Optional[str] = None,
-    memory_mib: int = gpus.MEMORY_THRESHOLD_MIB,
+    job_id: Optional[str] = None,
+    memory_mib: Optional[int] = None,
+    reap: bool = False,
     reads: int = READS,
     timeout_s: float = smi_run.TIMEOUT_S,
 ) -> GateReading:
-    """Read the GPUs and decide; a closed gate is read again up to `reads` times.
+    """Read the GPUs and decide. A closed gate is read again; with `reap`, own orphans are ended first.
 
     Args:
         expected: GPUs that the host should have (inventory), None if unknown, 0 for a CPU host.
-        wanted: indices claimed by the step, None for all, empty for none.
-        jobs_root: orch's root on this host (its `jobs/` tell own orphans).
-        own_job: the asking job.
-        memory_mib: threshold of used memory beyond the driver's own.
+        wanted_indices: indices claimed by the step, None for all, empty for none.
+        jobs_root: folder of our jobs (`<root>/jobs`), which tells own orphans; None knows none.
+        job_id: the asking job: what its earlier attempts left behind is an orphan although the job lives.
+        memory_mib: threshold of used memory beyond the driver's own (None: 15).
+        reap: end own orphans and wait until their memory is free.
         reads: most readings of a closed gate.
         timeout_s: limit of one nvidia-smi call.
     """
     began = time.monotonic()
-    if (wanted is not None and not wanted) or (wanted is None and expected == 0):
+    if (wanted_indices is not None and not wanted_indices) or (wanted_indices is None and expected == 0):
         return GateReading(open=True, document=_no_gpus(expected))
+    threshold = gpus.MEMORY_THRESHOLD_MIB if memory_mib is None else memory_mib
     seen = owners.view()
-    for left in range(max(1, reads) - 1, -1, -1):
-        report = gpus.parse(smi_run.run_smi(timeout_s=timeout_s), memory_mib)
-        pids = [p.pid for g in report.gpus for p in g.processes if p.pid is not None]
-        known = owners.identify(pids, jobs_root, own_job=own_job, seen=seen) if pids else {}
-        reading = judge(
-            report,
-            expected=expected,
-            wanted=wanted,
-            known=known,
-            xids=smi_run.read_xids() or (),
-            notes=seen.notes() if pids or not report.overall(expected).clean else (),
-        )
-        if reading.open or not reading.can_wait or left == 0 or reading.orphans:
+
+    def read() -> GateReading:
+        return _read(expected, wanted_indices, jobs_root, job_id, threshold, seen, timeout_s)
+
+    reading = read()
+    for _ in range(reads - 1):
+        if reading.open or not reading.can_wait or reading.orphans:
             break
         time.sleep(READ_AGAIN_S)
+        reading = read()
+    if reading.orphans and not reap:
+        reading.notes.append("own orphans are left alone: end them by hand, or set `gate: {reap: own}`")
+    elif reading.orphans:
+        reaped = reap_own(reading.orphans)
+        deadline = time.monotonic() + FREE_WAIT_S
+        reading = read()
+        while not reading.open and reading.can_wait and time.monotonic() < deadline and not reading.holders:
+            time.sleep(READ_AGAIN_S)
+            reading = read()
+        reading.reaped = reaped
     reading.took_s = time.monotonic() - began
     return reading
+
+
+def _read(
+    expected: Optional[int],
+    wanted: Optional[Sequence[int]],
+    jobs_root: Optional[str],
+    job_id: Optional[str],
+    threshold_mib: int,
+    seen: owners.View,
+    timeout_s: float,
+) -> GateReading:
+    """One nvidia-smi call with the owners of what it lists."""
+    report = gpus.parse(smi_run.run_smi(timeout_s=timeout_s), threshold_mib)
+    pids = [p.pid for g in report.gpus for p in g.processes if p.pid is not None]
+    known = owners.identify(pids, jobs_root, own_job=job_id, seen=seen) if pids else {}
+    worth_saying = bool(pids) or not report.overall(expected).clean
+    return judge(
+        report,
+        expected=expected,
+        wanted=wanted,
+        known=known,
+        xids=smi_run.read_xids() or (),
+        notes=seen.notes() if worth_saying else (),
+    )
 
 
 def _no_gpus(expected: Optional[int]) -> Dict[str, object]:
     return {"schema": 1, "gpus": [], "clean": True, "expected": expected, "why": "no GPU is asked for"}
 
 
-def pass_gate(
-    expected: Optional[int],
-    wanted: Optional[Sequence[int]],
-    jobs_root: Optional[str],
-    *,
-    own_job: Optional[str] = None,
-    memory_mib: int = gpus.MEMORY_THRESHOLD_MIB,
-    reap: str = "own",
-) -> GateReading:
-    """`look`, then end own orphans (`reap: own`) and look again until their memory is free."""
-    began = time.monotonic()
-    reading = look(expected, wanted, jobs_root, own_job=own_job, memory_mib=memory_mib)
-    if not reading.orphans or reap != "own":
-        if reading.orphans:
-            reading.notes.append(
-                "`reap: none`: own orphans are left alone; end them by hand or set `reap: own`"
-            )
-        return reading
-    reaped = reap_own(reading.orphans)
-    deadline = time.monotonic() + FREE_WAIT_S
-    while True:
-        reading = look(expected, wanted, jobs_root, own_job=own_job, memory_mib=memory_mib, reads=1)
-        if reading.open or time.monotonic() > deadline or not reading.can_wait:
-            break
-        time.sleep(READ_AGAIN_S)
-    reading.reaped = reaped
-    reading.took_s = time.monotonic() - began
-    return reading
+def report(
+    jobs_root: Optional[str], expected: Optional[int], *, memory_mib: Optional[int] = None
+) -> Dict[str, object]:
+    """The JSON of `orch gpus HOST`: one reading with owners, and `holders` with age and command line for people."""
+    reading = look(expected, None, jobs_root, memory_mib=memory_mib, reads=1)
+    rows = [owners.as_row(owner) for owner in (*reading.orphans, *reading.holders)]
+    return {**reading.document, "holders": rows, "notes": reading.notes}
 
 
 def reap_own(orphans: Sequence[owners.Owner]) -> List[Dict[str, Any]]:
@@ -283,12 +299,3 @@ def reaped_text(rows: Sequence[Mapping[str, Any]]) -> str:
             row["pid"], row["job"], row["command"], how if row["gone"] else "does not die"
         ))  # fmt: skip
     return "; ".join(parts)
-
-
-def document(
-    expected: Optional[int], jobs_root: Optional[str], *, memory_mib: int = gpus.MEMORY_THRESHOLD_MIB
-) -> Dict[str, object]:
-    """The JSON of `orch gpus HOST`: one reading with owners, and `holders` with age and command line for people."""
-    reading = look(expected, None, jobs_root, memory_mib=memory_mib, reads=1)
-    rows = [owners.as_row(owner) for owner in (*reading.orphans, *reading.holders)]
-    return {**reading.document, "holders": rows, "notes": reading.notes}

@@ -164,7 +164,7 @@ def identify(
 
     Args:
         pids: as nvidia-smi lists them.
-        jobs_root: the root whose `jobs/` are ours; None knows no jobs.
+        jobs_root: the folder of our jobs (`<root>/jobs`); None knows no jobs.
         own_job: the asking supervisor's job, whose earlier attempts' leftovers are orphans although it is alive.
         seen: what `view()` said; asked when left out.
     """
@@ -173,8 +173,7 @@ def identify(
     if not seen.pids_are_ours:
         return {pid: Owner(pid) for pid in wanted}
     rows = procs.table()
-    layout = jobdir.Layout(jobs_root) if jobs_root else None
-    traces = _Traces(layout, rows)
+    traces = _Traces(jobs_root, rows)
     boot = procs.boot_id()
     found = {}
     for pid in wanted:
@@ -211,8 +210,10 @@ def _uptime() -> float:
 class _Traces:
     """From a process to the job it belongs to. Directories are read only when a marker does not settle it."""
 
-    def __init__(self, layout: Optional[jobdir.Layout], rows: Dict[int, procs.Proc]) -> None:
-        self._layout, self._rows = layout, rows
+    def __init__(self, jobs_root: Optional[str], rows: Dict[int, procs.Proc]) -> None:
+        # The same rules for ids as everywhere: Layout joins paths, nobody else.
+        self._layout = jobdir.Layout(os.path.dirname(os.path.abspath(jobs_root))) if jobs_root else None
+        self._rows = rows
         self._facts: Dict[str, Optional[JobFacts]] = {}
         self._recorded: Optional[Dict[Tuple[int, int], str]] = None
         self._sessions: Dict[int, Tuple[str, int]] = {}

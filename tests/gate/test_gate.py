@@ -38,7 +38,7 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSmi:
 def root(tmp_path: Path) -> str:
     layout = Layout(str(tmp_path / "root"))
     layout.prepare()
-    return layout.root
+    return layout.jobs
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def spawn() -> Iterator[Spawn]:
 
 def make_job(root: str, job_id: str, mains: list[protocol.ProcessId], *, final: bool = False) -> JobDir:
     """A job's directory as its supervisor leaves it: events, and a free lock."""
-    job = Layout(root).job(job_id)
+    job = Layout(os.path.dirname(root)).job(job_id)
     os.makedirs(job.path)
     log = EventLog(job)
     for main in mains:
@@ -207,12 +207,13 @@ def test_a_foreign_process_is_named_with_user_age_and_command_and_never_touched(
 ) -> None:
     process = spawn()
     smi.hold(0, process.pid, 4000)
-    reading = gate.pass_gate(2, [0, 1], root)
+    reading = gate.look(2, [0, 1], root, reap=True)
     assert not reading.open
     assert reading.can_wait
     assert f"gpu 0: pid {process.pid} of user {procs.user_name(os.getuid())}" in reading.reasons[0]
     assert "sleep 300" in reading.reasons[0]
     assert "with 4000 MiB" in reading.reasons[0]
+    assert reading.foreign
     assert process.poll() is None
     shown = reading.document["gpus"][0]["processes"][0]["owner"]  # type: ignore[index]
     assert shown == f"user:{procs.user_name(os.getuid())}"
@@ -222,7 +223,7 @@ def test_an_orphan_of_a_finished_job_is_reaped_and_named(smi: FakeSmi, root: str
     orphan = spawn("old-job")
     make_job(root, "old-job", [gone()], final=True)
     smi.hold(0, orphan.pid, 112000, name="VLLM::EngineCore")
-    reading = gate.pass_gate(2, [0, 1], root, own_job="new-job")
+    reading = gate.look(2, [0, 1], root, job_id="new-job", reap=True)
     assert reading.open
     assert is_gone(orphan.pid)
     assert reading.reaped[0]["pid"] == orphan.pid
@@ -236,7 +237,7 @@ def test_an_orphan_of_a_lost_job_whose_main_process_is_gone_is_reaped(
     orphan = spawn("lost-job")
     make_job(root, "lost-job", [gone()])
     smi.hold(1, orphan.pid)
-    assert gate.pass_gate(2, [0, 1], root).open
+    assert gate.look(2, [0, 1], root, reap=True).open
     assert is_gone(orphan.pid)
 
 
@@ -246,7 +247,7 @@ def test_a_lost_job_whose_main_process_works_closes_the_gate_and_is_never_reaped
     main, worker = spawn("lost-job"), spawn("lost-job")
     make_job(root, "lost-job", [identity(main)])
     smi.hold(0, worker.pid)
-    reading = gate.pass_gate(2, [0, 1], root)
+    reading = gate.look(2, [0, 1], root, reap=True)
     assert not reading.open
     assert "`orch retry lost-job` takes it up" in reading.reasons[0]
     assert worker.poll() is None
@@ -259,10 +260,11 @@ def test_a_running_job_is_left_alone(smi: FakeSmi, root: str, spawn: Spawn) -> N
     smi.hold(0, worker.pid)
     with open(job.lock_path(), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        reading = gate.pass_gate(2, [0, 1], root)
+        reading = gate.look(2, [0, 1], root, reap=True)
     assert not reading.open
     assert "job busy-job" in reading.reasons[0]
     assert "its job runs" in reading.reasons[0]
+    assert not reading.foreign
     assert worker.poll() is None
 
 
@@ -274,7 +276,7 @@ def test_leftovers_of_an_earlier_attempt_of_the_asking_job_are_reaped(
     smi.hold(0, left.pid)
     with open(job.lock_path(), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert gate.pass_gate(2, [0, 1], root, own_job="me").open
+        assert gate.look(2, [0, 1], root, job_id="me", reap=True).open
     assert is_gone(left.pid)
 
 
@@ -284,14 +286,14 @@ def test_what_cannot_be_known_is_never_reaped(smi: FakeSmi, root: str, spawn: Sp
     recorded = [] if mains == "none recorded" else [protocol.ProcessId(1, 1, "another-boot")]
     make_job(root, "odd-job", recorded)
     smi.hold(0, worker.pid)
-    assert not gate.pass_gate(2, [0, 1], root).open
+    assert not gate.look(2, [0, 1], root, reap=True).open
     assert worker.poll() is None
 
 
 def test_a_job_of_another_root_is_foreign(smi: FakeSmi, root: str, spawn: Spawn) -> None:
     worker = spawn("somebody-elses-job")
     smi.hold(0, worker.pid)
-    reading = gate.pass_gate(2, [0, 1], root)
+    reading = gate.look(2, [0, 1], root, reap=True)
     assert not reading.open
     assert "job somebody-elses-job" in reading.reasons[0]
     assert worker.poll() is None
@@ -304,7 +306,7 @@ def test_a_stubborn_orphan_is_killed(
     orphan = spawn("old-job", stubborn=True)
     make_job(root, "old-job", [gone()], final=True)
     smi.hold(0, orphan.pid)
-    reading = gate.pass_gate(2, [0, 1], root)
+    reading = gate.look(2, [0, 1], root, reap=True)
     assert reading.open
     assert reading.reaped[0]["signal"] == "KILL"
 
@@ -313,9 +315,9 @@ def test_reap_none_leaves_orphans_and_says_so(smi: FakeSmi, root: str, spawn: Sp
     orphan = spawn("old-job")
     make_job(root, "old-job", [gone()], final=True)
     smi.hold(0, orphan.pid)
-    reading = gate.pass_gate(2, [0, 1], root, reap="none")
+    reading = gate.look(2, [0, 1], root)
     assert not reading.open
-    assert "reap: own" in reading.notes[-1]
+    assert "{reap: own}" in reading.notes[-1]
     assert orphan.poll() is None
 
 
@@ -338,10 +340,10 @@ def test_without_a_marker_the_session_of_the_recorded_main_process_tells(
     try:
         make_job(root, "wiped", [identity(main)])
         smi.hold(0, worker)
-        assert "works: `orch retry wiped`" in gate.pass_gate(2, [0, 1], root).reasons[0]
+        assert "works: `orch retry wiped`" in gate.look(2, [0, 1], root, reap=True).reasons[0]
         main.kill()
         main.wait()
-        reading = gate.pass_gate(2, [0, 1], root)
+        reading = gate.look(2, [0, 1], root, reap=True)
         assert reading.open
         assert is_gone(worker)
     finally:
@@ -358,7 +360,7 @@ def test_a_reused_session_number_is_not_ours(smi: FakeSmi, root: str, spawn: Spa
     old = protocol.ProcessId(stranger.pid, 1, procs.boot_id())
     make_job(root, "old-job", [old], final=True)
     smi.hold(0, stranger.pid)
-    reading = gate.pass_gate(2, [0, 1], root)
+    reading = gate.look(2, [0, 1], root, reap=True)
     assert not reading.open
     assert "of user " in reading.reasons[0]
     assert stranger.poll() is None
@@ -441,7 +443,7 @@ def test_a_reading_is_json() -> None:
 def test_the_document_for_people_names_holders(smi: FakeSmi, root: str, spawn: Spawn) -> None:
     process = spawn()
     smi.hold(0, process.pid)
-    shown = gate.document(2, root)
+    shown = gate.report(root, 2)
     holder = shown["holders"][0]  # type: ignore[index]
     assert holder["command"] == "sleep 300"
     assert holder["since_s"] >= 0
