@@ -28,7 +28,7 @@ DECISION_FILE = "decision.json"
 STACKS_FILE = "stacks.json"
 _TAIL_BYTES = 256 * 1024
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE|AUTH|COOKIE|SESSION_KEY", re.I)
-_KERNEL_LINES = re.compile(r"NVRM: Xid|Out of memory|oom-kill|oom_reaper|segfault|I/O error|EXT4-fs error|XFS", re.I)
+_KERNEL_LINES = re.compile(r"NVRM: Xid|Out of memory|oom-kill|oom_reaper|segfault at|I/O error|EXT4-fs error|XFS .*(?:error|corrupt)", re.I)
 MASK = "***"
 
 

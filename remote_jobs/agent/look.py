@@ -10,7 +10,7 @@ import base64
 import contextlib
 import os
 import time
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 from remote_jobs import protocol
 from remote_jobs.agent import procs, recovery
@@ -28,6 +28,7 @@ class Looker:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._meters: Dict[str, procs.CpuMeter] = {}
+        self._told_lost: Set[Tuple[str, Any]] = set()  # a lost job has no new event: it is told once per asker
         self._ended: Dict[str, Tuple[float, Dict[str, Any]]] = {}
 
     # --------------------------------------------------------------------------------------------------------- changes
@@ -59,11 +60,17 @@ class Looker:
         """True when a job has events that the asker has not seen, or was lost."""
         for job_id, answer in states.items():
             state = answer.get("state") or {}
-            if answer.get("lost") and seen.get(job_id, -1) >= 0 and not seen.get(job_id + ":lost"):
+            if answer.get("lost") and (job_id, state.get("seq")) not in self._told_lost:
                 return True
             if int(state.get("seq") or 0) > int(seen.get(job_id, -1)):
                 return True
         return False
+
+    def told(self, states: Mapping[str, Any]) -> None:
+        """Remember which lost jobs an answer has named."""
+        for job_id, answer in states.items():
+            if answer.get("lost"):
+                self._told_lost.add((job_id, (answer.get("state") or {}).get("seq")))
 
     def _ids(self, ids: Optional[List[str]]) -> List[str]:
         return self.layout.job_ids() if ids is None else ids

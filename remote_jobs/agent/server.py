@@ -242,6 +242,7 @@ class Server:
         answer = self._guard(lambda: self._look(request))
         seen = request.get("seen") or {}
         if due or grew or not answer[0].get("ok") or self.looker.moved_on(seen, answer[0].get("jobs") or {}):
+            self.looker.told(answer[0].get("jobs") or {})
             self._answer(request.get("id"), answer)
             return True
         return False

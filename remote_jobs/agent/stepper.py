@@ -139,6 +139,20 @@ class Stepper:
             if self.mode == before:
                 return
 
+    def crash(self, text: str) -> None:
+        """A bug of ours must not take the job's other steps along, nor leave this one's processes behind."""
+        self._drop_side()
+        if self.attempt is not None:
+            self.attempt.kill_all(self.others())
+            self.attempt.log.close()
+            if self.attempt.n <= len(self.boss.fold.attempts(self.name)):
+                self.boss.emit(
+                    EventKind.ATTEMPT_JUDGED, self.name, self.attempt.n, state="failed",
+                    verdict=judge.unknown_verdict(text, signature="orch_bug", retry="no"),
+                )  # fmt: skip
+            self.attempt = None
+        self._end(EventKind.STEP_FAILED, reason=text)
+
     def _tick_done(self, now: float) -> None:
         return
 
@@ -228,7 +242,8 @@ class Stepper:
     # ----------------------------------------------------------------------------------------------------------- start
 
     def _start(self, now: float) -> None:
-        boss, n = self.boss, len(boss.fold.attempts(self.name)) + 1
+        boss = self.boss
+        n = len(boss.fold.attempts(self.name)) + 1
         params = {**self.spec.params, **self.changes}
         attempt = Attempt(
             boss.job, self.spec, self.index, n,

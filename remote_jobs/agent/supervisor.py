@@ -15,6 +15,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 from typing import Any, Dict, List, Mapping, Optional
 
 from remote_jobs import protocol
@@ -197,7 +198,7 @@ class Supervisor:
             self._reap()
             self._read_control()
             for stepper in self.steppers:
-                stepper.tick(time.monotonic())
+                self._tick(stepper)
             self._report_signals()
             self._flush_events()
             if all(stepper.finished for stepper in self.steppers) and not self._pending_events:
@@ -208,6 +209,14 @@ class Supervisor:
             if self._dirty or any(stepper.progressed for stepper in self.steppers):
                 self.write_state()
             self._sleep()
+
+    def _tick(self, stepper: Stepper) -> None:
+        try:
+            stepper.tick(time.monotonic())
+        except Exception as exc:
+            traceback.print_exc()
+            sys.stderr.flush()
+            stepper.crash("orch itself failed: {}: {} (see supervisor.log)".format(type(exc).__name__, exc))
 
     def _begin(self) -> None:
         me = procs.identity(os.getpid())
