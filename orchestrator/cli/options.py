@@ -6,7 +6,6 @@ Must import nothing but typer and the standard library at the top: `orch --help`
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,23 +104,12 @@ def open_session(inventory: Path | None) -> Iterator[Session]:
     from orchestrator.services.session import Session
     from orchestrator.ui.console import say
 
-    with Session(inventory, say=say, ask=_ask if sys.stdin.isatty() else None) as session:
+    with Session(inventory, say=say) as session:
         yield session
 
 
-def _ask(question: str, *, secret: bool) -> str:
-    """Ask a person on the terminal; passwords are not shown."""
-    if secret:
-        import getpass
-
-        return getpass.getpass(question)
-    sys.stderr.write(question)
-    sys.stderr.flush()
-    return sys.stdin.readline().rstrip("\n")
-
-
 def seconds(text: str | None, option: str) -> float | None:
-    """Seconds of a time such as ``90``, ``90s``, ``30m``, ``2h``, ``1d``.
+    """Seconds of a time such as ``90``, ``90s``, ``30m``, ``1h30m``.
 
     Raises:
         UsageError: it is none of these.
@@ -130,20 +118,12 @@ def seconds(text: str | None, option: str) -> float | None:
         return None
     from orchestrator.core.errors import UsageError
 
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-    body, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1.0)
+    from orchestrator.core.schema import duration_s
+
     try:
-        value = float(body) * unit
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 10 * 365 * 86400:
-        raise UsageError(f"{option} {text!r} is not a time", "write seconds, or 90s, 30m, 2h, 1d")
-    return value
-
-
-def no_color() -> bool:
-    """True when the environment asks for plain text."""
-    return bool(os.environ.get("NO_COLOR"))
+        return duration_s(float(text) if text.replace(".", "", 1).isdigit() else text)
+    except ValueError as error:  # pydantic's custom error is one
+        raise UsageError(f"{option} {text!r} is not a time", "write seconds, or 90s, 30m, 1h30m, 2d") from error
 
 
 def examples(*lines: str) -> str:

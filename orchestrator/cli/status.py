@@ -60,7 +60,7 @@ def status(
     from orchestrator.ui.status import status_lines
 
     with open_session(inventory) as session:
-        answer = ask(session, jobs or [], host=host, processes=processes)
+        answer = ask(session, jobs or [], host=host)
         if as_json:
             document(answer)
         lines = status_lines(answer["jobs"], answer["hosts"], Moment(session.now()), processes=processes)

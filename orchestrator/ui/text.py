@@ -1,7 +1,7 @@
 """Words for numbers, times and foreign text, as pure functions.
 
 Why: text from a host (logs, process names, error messages) may hold anything, so all of it passes `clean` before it
-reaches a terminal.  Must not import services, hosts or a clock: the present moment is always an argument.
+reaches a terminal.  Must not import hosts or a clock: the present moment is always an argument.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, tzinfo
+from datetime import datetime, tzinfo
+
+from orchestrator.services.times import iso, parse_time
 
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
@@ -73,22 +75,6 @@ def size(count: float | None) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
 
 
-def parse_time(iso: str | None) -> datetime | None:
-    """Aware time of an ISO string with Z or an offset; None when it is none."""
-    if not iso:
-        return None
-    try:
-        moment = datetime.fromisoformat(iso)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-
-
-def iso(moment: datetime) -> str:
-    """ISO UTC with Z and whole seconds, as all our JSON."""
-    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
 def clock_time(moment: datetime | None, now: datetime, zone: tzinfo | None = None, *, seconds: bool = False) -> str:
     """Time of day on the reader's clock; the date is added when it is not today's."""
     if moment is None:
@@ -139,3 +125,20 @@ def columns(rows: Iterable[Sequence[str]], gap: str = "  ") -> list[str]:
         gap.join(cell + " " * (widths[i] - cell_width(cell)) for i, cell in enumerate(row)).rstrip()
         for row in table
     ]
+
+
+__all__ = [
+    "cell_width",
+    "clean",
+    "clean_lines",
+    "clock_time",
+    "columns",
+    "duration",
+    "iso",
+    "number",
+    "one_line",
+    "parse_time",
+    "plural",
+    "seconds_between",
+    "size",
+]

@@ -1,0 +1,202 @@
+"""From a plan to a running job, so that doing it twice, or half and then again, starts one job.
+
+Order: read everything local, record the intent (id and plan hash) in the ledger, then the first byte leaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core.errors import GateClosed, HostRefused, OrchError, PreflightFailed, UsageError
+from orchestrator.services.look import job_view, remember
+from orchestrator.services.secrets import resolve_secrets
+from orchestrator.services.times import iso
+from orchestrator.services.upload import HashedFile, Progress, hash_file, upload
+
+if TYPE_CHECKING:
+    from orchestrator.core.plan import LoadedPlan
+    from orchestrator.services.session import Session
+
+LAUNCH_TIMEOUT_S = 90.0
+"""The host starts a supervisor within 20 s; the gate's nvidia-smi may take as long again."""
+MADE_A_FOLDER = frozenset({"supervisor_failed", "io"})
+"""Refusals after the job's folder was made: the same launch may go on with it."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A job that was started, or taken up."""
+
+    job: str
+    host: str
+    adopted: bool
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything local of a launch: nothing has been sent yet."""
+
+    plan: LoadedPlan
+    host: str
+    spec: dict[str, Any]
+    files: list[HashedFile]
+    secrets: dict[str, dict[str, str]]
+
+
+def launch(
+    session: Session,
+    plan: Path,
+    *,
+    host: str | None = None,
+    sets: Sequence[str] = (),
+    attempts: int | None = None,
+    preflight: bool = True,
+    wait_gate_s: float = 0.0,
+    new: bool = False,
+    progress: Progress,
+) -> Launched:
+    """Start a plan on a host; an unconfirmed launch of the same plan and host is resumed, unless ``new``.
+
+    Raises:
+        ConfigError: plan, inventory, ``--set`` or a secret. PreflightFailed, GateClosed: nothing was started.
+        HostError: the host could not be reached or refused; type the same command again.
+    """
+    loaded, name = load(session, plan, host=host, sets=sets)
+    prepared, resumed = _prepare(session, loaded, name, attempts=attempts, new=new)
+    spec = prepared.spec
+    if wait_gate_s:
+        spec["gate"] = {**(spec.get("gate") or {}), "wait_s": wait_gate_s}
+    try:
+        agent = session.agent(prepared.host)
+        spec["release"] = agent.hello()["release"]
+        upload(agent, prepared.files, progress)
+        if preflight:
+            _preflight(session, prepared)
+    except OrchError:
+        if not resumed:
+            # No launch request has left, so there is nothing that a later launch could find.
+            session.ledger.drop_intent(spec["id"])
+        raise
+    try:
+        answer = agent.request(
+            "launch",
+            timeout_s=LAUNCH_TIMEOUT_S,
+            spec=spec,
+            secrets=prepared.secrets,
+            new=new,
+            skip_gate=bool(wait_gate_s),
+        )
+    except (GateClosed, HostRefused) as error:
+        if getattr(error, "reason", "") not in MADE_A_FOLDER:
+            session.ledger.drop_intent(spec["id"])
+        raise
+    job = str(answer["job"])
+    session.ledger.confirm(job, session.now())
+    record = {"state": answer.get("state"), "spec": {"workdir": spec["workdir"], "plan_sha256": spec["plan_sha256"]}}
+    remember(session, [job_view(prepared.host, job, record, age=0.0)])
+    for warning in answer.get("warnings") or []:
+        session.say(f"orch: {prepared.host}: {warning}")
+    if resumed:
+        session.say(f"orch: took up the unconfirmed launch {job}; --new would start another")
+    return Launched(job, prepared.host, adopted=resumed)
+
+
+def load(session: Session, plan: Path, *, host: str | None, sets: Sequence[str]) -> tuple[LoadedPlan, str]:
+    """The plan and the host that it goes to: ``--host``, the plan's, or the only one of the inventory.
+
+    Raises:
+        ConfigError, UsageError: no such plan or host, or several hosts and none named.
+    """
+    from orchestrator.core.plan import load_plan
+
+    loaded = load_plan(plan, list(sets))
+    name = host or loaded.plan.host
+    if name is None:
+        names = session.host_names()
+        if len(names) != 1:
+            raise UsageError(
+                f"{plan} names no host, and the inventory has {', '.join(names) or 'none'}",
+                "add `host:` to the plan, or say --host NAME",
+            )
+        name = names[0]
+    session.host(name)
+    return loaded, name
+
+
+def _prepare(
+    session: Session, loaded: LoadedPlan, host: str, *, attempts: int | None, new: bool
+) -> tuple[Prepared, bool]:
+    """Read files and secrets, choose the job's id and record the intent; True when an earlier one is resumed."""
+    from orchestrator.core.ids import new_job_id
+
+    now = session.now()
+    prepared = build(session, loaded, host, job=new_job_id(loaded.plan.name, now), created_at=iso(now))
+    spec = prepared.spec
+    if attempts is not None:
+        for step in spec["steps"]:
+            step["retry"] = {**(step.get("retry") or {}), "attempts": attempts}
+    spec["plan_sha256"] = _identity(loaded.plan_sha256, prepared.files, attempts)
+    secrets = resolve_secrets(loaded.secrets(session.host(host)), loaded.base_dir)
+    intent = None if new else session.ledger.unconfirmed(spec["plan_sha256"], host)
+    if intent is not None:
+        spec["id"], spec["created_at"] = intent.id, intent.created_at
+    else:
+        session.ledger.record_intent(
+            spec["id"],
+            host=host,
+            plan_sha256=spec["plan_sha256"],
+            name=loaded.plan.name,
+            created_at=spec["created_at"],
+        )
+    return Prepared(loaded, host, spec, prepared.files, secrets), intent is not None
+
+
+def _identity(plan_sha256: str, files: Sequence[HashedFile], attempts: int | None) -> str:
+    """What makes two launches the same: the plan with its settings, and the bytes of its own files."""
+    if not files and attempts is None:
+        return plan_sha256
+    parts = [plan_sha256, *(file.sha256 for file in files), str(attempts)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def build(session: Session, loaded: LoadedPlan, host: str, *, job: str, created_at: str) -> Prepared:
+    """The spec as it will be sent, with the hashes of the plan's own files.
+
+    Raises:
+        ConfigError: a file of ``files:`` cannot be read.
+    """
+    from orchestrator.core.spec import build_spec
+    from remote_jobs.protocol import to_dict
+
+    spec, local_files = build_spec(
+        loaded, host, session.host(host), release="", job_id=job, created_at=created_at
+    )
+    record = to_dict(spec)
+    files = [hash_file(item.path, item.name) for item in local_files]
+    record["files"] = [
+        {"name": item.name, "sha256": file.sha256, "size": file.size, "mode": 0o700 if file.executable else 0o600}
+        for item, file in zip(local_files, files, strict=True)
+    ]
+    return Prepared(loaded, host, record, files, {})
+
+
+def _preflight(session: Session, prepared: Prepared) -> None:
+    from orchestrator.services.preflight import run_checks
+
+    answer = run_checks(session, prepared, deep=False)
+    failed = [check for check in answer["checks"] if check.get("verdict") == "fail"]
+    for check in answer["checks"]:
+        if check.get("verdict") == "warn":
+            session.say(f"orch: {check.get('step') or prepared.host}: {check['name']}: {check['found']}")
+    if failed:
+        lines = [f"{check.get('step') or prepared.host}: {check['name']}: {check['found']}" for check in failed]
+        fixes = [str(check["fix"]) for check in failed if check.get("fix")]
+        raise PreflightFailed(
+            "\n  ".join([f"preflight on {prepared.host} failed, nothing was started:", *lines]),
+            "\n".join(fixes) or "or launch all the same with --no-preflight",
+            checks=failed,
+        )

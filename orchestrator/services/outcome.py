@@ -1,0 +1,57 @@
+"""How a job's end becomes an exit status: 0 succeeded, 1 failed or stopped, 5 lost or unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.core.errors import JobFailed, JobLost
+
+EXIT_STATUS: Mapping[str, int] = {"succeeded": 0, "failed": 1, "stopped": 1, "lost": 5}
+ENDED = frozenset(EXIT_STATUS)
+
+
+def exit_status(view: Mapping[str, Any]) -> int:
+    """Exit status for a job that has ended (or is lost)."""
+    return EXIT_STATUS.get(str(view.get("state")), 0)
+
+
+def worst(statuses: list[int]) -> int:
+    """The exit status for several jobs: lost before failed before fine."""
+    return max(statuses, default=0)
+
+
+def raise_for(view: Mapping[str, Any]) -> None:
+    """Raise unless the job succeeded.
+
+    Raises:
+        JobFailed: it failed or was stopped. JobLost: its supervisor is gone.
+    """
+    job, host, state = view["id"], view["host"], view["state"]
+    if state == "succeeded":
+        return
+    if state == "lost":
+        lost = view.get("lost") or {}
+        reason = lost.get("reason") or "its supervisor is gone without a final word"
+        pids = [str(item.get("pid")) for item in lost.get("processes") or [] if isinstance(item, Mapping)]
+        left = f"; still running: pid {', '.join(pids)}" if pids else ""
+        raise JobLost(f"job {job} on {host} is lost: {reason}{left}", f"clean up and go on with: orch retry {job}")
+    if state == "stopped":
+        raise JobFailed(f"job {job} on {host} was stopped", f"take it up again with: orch retry {job}")
+    raise JobFailed(f"job {job} on {host} failed: {failure_words(view)}", f"see: orch why {job}")
+
+
+def failure_words(view: Mapping[str, Any]) -> str:
+    """The step that failed, and what its last attempt died of."""
+    for step in view.get("steps") or []:
+        if step.get("state") not in {"failed", "lost"}:
+            continue
+        attempts = step.get("attempts") or []
+        if not attempts:
+            return f"step {step['name']}"
+        last = attempts[-1]
+        status, verdict = last.get("exit_status"), last.get("verdict") or {}
+        ended = "" if status is None else f" (signal {-status})" if status < 0 else f" (exit {status})"
+        kind = f", {verdict['class']}: {verdict.get('summary') or ''}".rstrip(": ") if verdict.get("class") else ""
+        return f"step {step['name']}, attempt {last.get('n')}{ended}{kind}"
+    return "see its steps"

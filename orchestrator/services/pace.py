@@ -1,0 +1,36 @@
+"""How long to wait between looks at one host: the adaptive schedule with the inventory's limits, on a real clock.
+
+The schedule itself (`core.schedule`) is pure; this file feeds it with what was just seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core.schedule import LookSchedule
+
+if TYPE_CHECKING:
+    from orchestrator.services.session import Session
+
+
+class Pace:
+    """The pace of looks at one host."""
+
+    def __init__(self, session: Session, host: str, *, cap_s: float | None = None) -> None:
+        floor = session.host(host).min_look_interval_s or 0.0
+        self._schedule = LookSchedule(min_interval_s=floor, max_interval_s=cap_s)
+
+    def after(self, views: Sequence[Mapping[str, Any]], *, changed: bool) -> float:
+        """Seconds that the next look may wait on the host, after an answer."""
+        ends = [
+            float(view["eta"]["low_s"])
+            for view in views
+            if isinstance(view.get("eta"), Mapping) and view["eta"].get("low_s") is not None
+        ]
+        return self._schedule.after_answer(time.monotonic(), changed=changed, ends_in_s=min(ends, default=None))
+
+    def after_error(self) -> float:
+        """Seconds to wait before trying a host again that did not answer."""
+        return self._schedule.after_error(time.monotonic())

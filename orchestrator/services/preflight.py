@@ -1,0 +1,62 @@
+"""The checks before a launch: run on the host, for the plan as it would be sent, GPUs of the first step only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.services.times import iso
+
+if TYPE_CHECKING:
+    from orchestrator.services.launch import Prepared
+    from orchestrator.services.session import Session
+
+QUICK_TIMEOUT_S = 180.0
+DEEP_TIMEOUT_S = 1800.0
+
+
+def preflight(
+    session: Session, plan: Path, *, host: str | None = None, sets: Sequence[str] = (), deep: bool = False
+) -> dict[str, Any]:
+    """``{"ok", "checks": [...]}`` of the design. Nothing is started, nothing but the release is uploaded.
+
+    Raises:
+        ConfigError, UsageError: plan, inventory or ``--set``. HostError: the host could not be asked.
+    """
+    from orchestrator.core.ids import new_job_id
+    from orchestrator.services.launch import build, load
+
+    loaded, name = load(session, plan, host=host, sets=sets)
+    now = session.now()
+    prepared = build(session, loaded, name, job=new_job_id(loaded.plan.name, now), created_at=iso(now))
+    return run_checks(session, prepared, deep=deep)
+
+
+def run_checks(session: Session, prepared: Prepared, *, deep: bool) -> dict[str, Any]:
+    """Ask the host's checks about a spec; a file that is only on the laptop gets the line that ships it."""
+    agent = session.agent(prepared.host)
+    answer = agent.request(
+        "preflight",
+        timeout_s=DEEP_TIMEOUT_S if deep else QUICK_TIMEOUT_S,
+        spec={**prepared.spec, "release": agent.hello()["release"]},
+        deep=deep,
+        laptop_files=_local_candidates(prepared),
+    )
+    checks = list(answer.get("checks") or [])
+    return {"ok": not any(check.get("verdict") == "fail" for check in checks), "checks": checks}
+
+
+def _local_candidates(prepared: Prepared) -> list[str]:
+    """Names in `with:` values and commands that exist beside the plan: if the host lacks them, `files:` is the fix."""
+    found: set[str] = set()
+    for step in prepared.spec["steps"]:
+        words = [value for value in (step.get("params") or {}).values() if isinstance(value, str)]
+        words.extend(str(step.get("run") or "").split())
+        for word in words:
+            text = word.strip("'\"")
+            if text and len(text) < 512 and not text.startswith(("/", "{", "-", "~")) and "\0" not in text:
+                path = prepared.plan.base_dir / text
+                if path.is_file():
+                    found.add(text)
+    return sorted(found)

@@ -1,0 +1,86 @@
+"""From what a person typed to a job: ids may be shortened to a unique start; an empty ledger is refilled by asking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.core.errors import AmbiguousJob, NoSuchJob, OrchError
+from orchestrator.services.look import HostLook, look_at_all, remember
+from orchestrator.services.session import near
+
+if TYPE_CHECKING:
+    from orchestrator.services.session import Session
+
+MAX_CANDIDATES = 10
+
+
+@dataclass(frozen=True)
+class FoundJob:
+    """A job and the host it is on."""
+
+    id: str
+    host: str
+
+
+def resolve(session: Session, prefix: str, *, host: str | None = None) -> FoundJob:
+    """The one job that a person means.
+
+    Raises:
+        NoSuchJob: nothing fits, and every host of the inventory was asked.
+        AmbiguousJob: several fit.
+        HostError: nothing fits here, and a host that might know it did not answer.
+    """
+    return resolve_many(session, [prefix], host=host)[0]
+
+
+def resolve_many(session: Session, prefixes: Sequence[str], *, host: str | None = None) -> list[FoundJob]:
+    """The jobs that a person means, in the order typed, each once. Asks hosts only for ids not seen from here."""
+    known = _known(session, host)
+    looks: list[HostLook] | None = None
+    found: list[FoundJob] = []
+    for prefix in prefixes:
+        job = _match(prefix, known)
+        if job is None and looks is None:
+            looks = look_at_all(session, session.host_names(host))
+            for item in looks:
+                remember(session, item.jobs)
+                known.update({view["id"]: item.host for view in item.jobs})
+            job = _match(prefix, known)
+        if job is None:
+            raise _unknown(prefix, known, looks or [])
+        if job not in found:
+            found.append(job)
+    return found
+
+
+def _known(session: Session, host: str | None) -> dict[str, str]:
+    hosts = set(session.host_names(host))
+    return {row.id: row.host for row in session.ledger.jobs() if row.host in hosts}
+
+
+def _match(prefix: str, known: dict[str, str]) -> FoundJob | None:
+    if prefix in known:
+        return FoundJob(prefix, known[prefix])
+    fits = [job for job in known if prefix and job.startswith(prefix)]
+    if len(fits) > 1:
+        shown = fits[:MAX_CANDIDATES]
+        more = f" and {len(fits) - len(shown)} more" if len(fits) > len(shown) else ""
+        raise AmbiguousJob(
+            f"{prefix!r} fits {len(fits)} jobs: {', '.join(shown)}{more}", "type more of the id", candidates=fits
+        )
+    return FoundJob(fits[0], known[fits[0]]) if fits else None
+
+
+def _unknown(prefix: str, known: dict[str, str], looks: Sequence[HostLook]) -> OrchError:
+    away = [item for item in looks if item.error is not None]
+    if away:
+        # It may well be on the host that did not answer: that is the thing to say, with that host's own reason.
+        error = away[0].error
+        assert error is not None  # noqa: S101 - filtered above
+        return error
+    hosts = ", ".join(item.host for item in looks) or "the inventory"
+    return NoSuchJob(
+        f"no job {prefix!r} on {hosts}", near(prefix, list(known)) or "list them with: orch status"
+    )

@@ -1,0 +1,52 @@
+"""Ask a job's supervisor to stop it; with ``wait`` until every process has ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.services.resolve import FoundJob
+from orchestrator.services.wait import wait as wait_for
+
+if TYPE_CHECKING:
+    from orchestrator.services.session import Session
+
+ACKNOWLEDGE_S = 10.0
+"""How long the host waits for the supervisor's word before it answers."""
+
+
+def control(session: Session, job: FoundJob, action: str, **args: Any) -> dict[str, Any]:
+    """One request to a supervisor, repeated safely after a broken link (the host folds equal requests into one)."""
+    given = {key: value for key, value in args.items() if value not in (None, "", {})}
+    answer = session.agent(job.host).request(
+        "control", job=job.id, action=action, args=given, wait_s=ACKNOWLEDGE_S, timeout_s=ACKNOWLEDGE_S + 30.0
+    )
+    state = answer.get("state")
+    return {
+        "job": job.id,
+        "host": job.host,
+        "acknowledged": bool(answer.get("acknowledged")),
+        "seq": answer.get("seq"),
+        "state": state.get("state") if isinstance(state, dict) else state,
+    }
+
+
+def stop(
+    session: Session,
+    job: FoundJob,
+    *,
+    step: str | None = None,
+    wait: bool = False,
+    timeout_s: float | None = None,
+    reason: str = "",
+) -> dict[str, Any]:
+    """Stop a job or one step of it; a job that has ended already is left as it is.
+
+    Raises:
+        WaitTimeout: with ``wait``, not ended in time.
+        HostRefused: no such job or step.
+    """
+    answer = control(session, job, "stop", step=step, reason=reason)
+    if wait and step is None:
+        answer["state"] = wait_for(session, job, timeout_s=timeout_s)["state"]
+        answer["acknowledged"] = True
+    return answer

@@ -1,0 +1,76 @@
+"""Block until a job has ended, by long polls: the end is known within a round trip, and a lost link is no end."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core.errors import HostError, JobLost, OrchError, WaitTimeout
+from orchestrator.services.look import look, remember
+from orchestrator.services.outcome import ENDED
+from orchestrator.services.pace import Pace
+from orchestrator.services.resolve import FoundJob
+
+if TYPE_CHECKING:
+    from orchestrator.services.session import Session
+
+
+def wait(session: Session, job: FoundJob, *, timeout_s: float | None = None) -> dict[str, Any]:
+    """The job's view once it has ended or is lost. A link that breaks on the way is waited for, without an end.
+
+    Raises:
+        WaitTimeout: not ended in time; the job goes on.
+        HostError: the host cannot be asked at all (first contact failed, or it refuses us).
+        JobLost: the host answers and has no such job.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    pace, seq, wait_s, away = Pace(session, job.host), -1, 0.0, False
+    met = False
+    while True:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        held = wait_s if left is None else min(wait_s, left)
+        result = look(session, job.host, jobs=[job.id], seen={job.id: seq} if seq >= 0 else {}, wait_s=held)
+        if result.error is not None:
+            if not met or not is_transient(result.error):
+                raise result.error
+            if not away:
+                session.say(f"orch: the link to {job.host} broke ({first_line(result.error)}); trying again")
+            away = True
+            pause = pace.after_error()
+            time.sleep(pause if left is None else min(pause, left))
+        else:
+            view = the_job(result.jobs, job, (result.answer or {}).get("unreadable") or {})
+            if away:
+                session.say(f"orch: {job.host} answers again; the job is {view['state']}")
+            met, away = True, False
+            changed, seq = view["seq"] != seq, view["seq"]
+            if changed:
+                remember(session, [view])
+            if view["state"] in ENDED:
+                return view
+            wait_s = pace.after([view], changed=changed)
+        if left is not None and left <= 0:
+            raise WaitTimeout(f"job {job.id} on {job.host} has not ended within {timeout_s:g} s", "the job goes on")
+
+
+def the_job(views: list[dict[str, Any]], job: FoundJob, unreadable: dict[str, str]) -> dict[str, Any]:
+    """This job's view out of an answer.
+
+    Raises:
+        JobLost: the host has no such job, or cannot read its records.
+    """
+    for view in views:
+        if view["id"] == job.id:
+            return view
+    reason = unreadable.get(job.id) or "its folder is not there"
+    raise JobLost(f"job {job.id} on {job.host} is unknown: {reason}", f"see what is there: orch status --host {job.host}")
+
+
+def is_transient(error: OrchError) -> bool:
+    """True when the same request may succeed a little later."""
+    return isinstance(error, HostError) and error.transient
+
+
+def first_line(error: OrchError) -> str:
+    """The first line of an error's message."""
+    return error.message.split("\n", 1)[0]

@@ -1,0 +1,30 @@
+"""`orch history` for people: one line a job. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.ui.job import Json, Moment
+from orchestrator.ui.text import clock_time, columns, duration, one_line, parse_time, seconds_between
+
+
+def history_lines(jobs: Sequence[Json], moment: Moment) -> list[str]:
+    """A table, newest first."""
+    if not jobs:
+        return ["No jobs yet."]
+    rows = [["JOB", "HOST", "STATE", "STARTED", "TOOK", "ATTEMPTS", "VERDICTS"]]
+    for job in jobs:
+        verdicts = [str(name) for step in job.get("steps") or [] for name in step.get("verdicts") or []]
+        took = seconds_between(job.get("started_at"), job.get("ended_at"), moment.now)
+        rows.append(
+            [
+                str(job["id"]),
+                one_line(str(job.get("host"))),
+                str(job.get("state")),
+                clock_time(parse_time(job.get("started_at") or job.get("created_at")), moment.now, moment.zone),
+                duration(took),
+                str(job.get("attempts", 0)),
+                one_line(", ".join(verdicts)) or "-",
+            ]
+        )
+    return columns(rows)
