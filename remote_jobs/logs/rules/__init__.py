@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Tuple
 
-from remote_jobs.logs.rules import gpu, host, program
+from remote_jobs.logs.rules import gpu, host, own_steps, program
 from remote_jobs.logs.rules.rule import CLASSES, FAILURE_CLASSES, Rule
 
-RULES: Tuple[Rule, ...] = gpu.RULES + host.RULES + program.RULES
+RULES: Tuple[Rule, ...] = own_steps.RULES + gpu.RULES + host.RULES + program.RULES
 """All rules."""
 
 __all__ = ["CLASSES", "FAILURE_CLASSES", "RULES", "Rule"]
