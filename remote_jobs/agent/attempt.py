@@ -18,7 +18,6 @@ from remote_jobs import protocol
 from remote_jobs.agent import procs
 from remote_jobs.agent.jobdir import JobDir, write_json
 from remote_jobs.agent.logfile import LogFile
-from remote_jobs.logs.follow import Follower
 
 _SCAN_EVERY_S = 10.0
 _SCAN_OFTEN_FOR_S = 30.0
@@ -59,7 +58,7 @@ class Attempt:
         os.makedirs(self.dir, mode=0o700, exist_ok=True)
         self.job_id = job.id
         self.log = LogFile(os.path.join(self.dir, protocol.LOG_FILE), log_limit_bytes)
-        self.follower = Follower()
+        self._follower: Any = None
         self.process: Optional[protocol.ProcessId] = None
         self.exit_status: Optional[int] = None
         self.started_mono = time.monotonic()
@@ -148,6 +147,15 @@ class Attempt:
 
     # ------------------------------------------------------------------------------------------------------ follow
 
+    @property
+    def follower(self) -> Any:
+        """The log reader. Loaded only after the job was started: its tables would delay every launch."""
+        if self._follower is None:
+            from remote_jobs.logs.follow import Follower
+
+            self._follower = Follower()
+        return self._follower
+
     def read_log(self) -> List[Any]:
         """Feed what the job printed since the last call; the follower's updates."""
         updates: List[Any] = []
@@ -162,7 +170,7 @@ class Attempt:
 
     def snapshot(self) -> Dict[str, Any]:
         """Bars and phases as in explain's JSON."""
-        return dict(self.follower.snapshot())
+        return dict(self.follower.snapshot()) if self._follower is not None else {"bars": [], "phases": []}
 
     def _note_bar_progress(self) -> None:
         now = {(bar["label"], bar["worker"], bar["instance"]): bar["done"] for bar in self.snapshot().get("bars", [])}
@@ -208,7 +216,7 @@ class Attempt:
 
     def waiting_for_input(self) -> Optional[Dict[str, Any]]:
         """The prompt at the very end of the log, or None."""
-        found = self.follower.waiting_for_input
+        found = self._follower.waiting_for_input if self._follower is not None else None
         return dict(found) if found else None
 
     def _remember(self, process: protocol.ProcessId) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 from remote_jobs import protocol
 from remote_jobs.agent import incident, procs
 from remote_jobs.agent.jobdir import write_json
-from remote_jobs.logs import stall
 
 if TYPE_CHECKING:
     from remote_jobs.agent.attempt import Attempt
@@ -47,6 +46,8 @@ class HangWatch:
         if now < self._next_at or step.hang_s == 0:
             return None
         self._next_at = now + _LOOK_EVERY_S
+        from remote_jobs.logs import stall
+
         if now - attempt.last_log_mono < stall.MIN_QUIET_S:
             return None
         pids = self._pids(attempt)

@@ -20,7 +20,7 @@ import traceback
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from remote_jobs import protocol
-from remote_jobs.agent import launching, probe, transfer
+from remote_jobs.agent import history, launching, probe, transfer
 from remote_jobs.agent import why as why_module
 from remote_jobs.agent.jobdir import Layout
 from remote_jobs.agent.launching import AgentError
@@ -109,7 +109,7 @@ class Server:
                 request["path"], int(request.get("offset", 0)), int(request["length"]), request.get("mtime_ns")
             ),
             "why": self._why,
-            "history": lambda request, data: ({"runs": transfer.read_history(self.layout)}, b""),
+            "history": lambda request, data: ({"runs": history.read(self.layout)}, b""),
         }
         self._slow: Dict[str, Callable[[Mapping[str, Any], bytes], Answer]] = {
             "launch": self._launch,

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from remote_jobs import protocol
-from remote_jobs.agent import command, gpu_access, hang, incident, judge, launch_env, policy, procs, ready, recovery
+from remote_jobs.agent import command, gpu_access, hang, history, incident, judge, launch_env, policy, procs, ready, recovery
 from remote_jobs.agent.attempt import Attempt, utc_now
 from remote_jobs.agent.side import SideTask
 from remote_jobs.protocol import EventKind
@@ -72,6 +72,7 @@ class Stepper:
         self._hang = hang.HangWatch()
         self._hang_verdict: Optional[Dict[str, Any]] = None
         self._argv: List[str] = []
+        self._forecasts = history.ForecastKeeper()
         self.apply_overrides()
 
     # ------------------------------------------------------------------------------------------------------- questions
@@ -252,6 +253,7 @@ class Stepper:
             log_limit_bytes=boss.spec.log_limit_bytes,
         )  # fmt: skip
         self.attempt, self._ready, self._phases, self._counted = attempt, False, {}, None
+        self._forecasts = history.ForecastKeeper()
         self._phase_events, self._hang, self._reported_stragglers = 0, hang.HangWatch(), False
         self._service_lost = False
         argv: List[str] = []
@@ -295,7 +297,9 @@ class Stepper:
         if attempt.exit_status is not None:
             self._on_ended(now)
             return
-        self.progressed = bool(attempt.read_log()) or self.progressed
+        if attempt.read_log():
+            self.progressed = True
+            self._forecasts.take(attempt.snapshot()["bars"], now)
         attempt.scan(now)
         self._report_phases()
         attempt.log.enforce_limit()
@@ -432,7 +436,14 @@ class Stepper:
             EventKind.ATTEMPT_JUDGED, self.name, attempt.n,
             state=result["state"], verdict=result.get("verdict"), progress=attempt.progress,
         )  # fmt: skip
+        self._keep_history(attempt)
         self.mode, self._cleanup_since, self._killed_at = CLEANUP, now, 0.0
+
+    def _keep_history(self, attempt: Attempt) -> None:
+        shown = self.boss.fold.attempts(self.name)[-1]
+        took_s = (attempt.ended_mono or time.monotonic()) - attempt.started_mono
+        row = history.row_of(self.boss.spec, self.spec, shown, took_s, self._forecasts.scores)
+        history.append(self.boss.layout, row)
 
     def _tick_cleanup(self, now: float) -> None:
         """No process of the attempt may be left, and its GPU memory must be back, before anything else happens."""

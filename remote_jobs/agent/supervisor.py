@@ -19,7 +19,7 @@ import traceback
 from typing import Any, Dict, List, Mapping, Optional
 
 from remote_jobs import protocol
-from remote_jobs.agent import control, gpu_access, procs
+from remote_jobs.agent import control, gpu_access, history, procs
 from remote_jobs.agent.attempt import utc_now
 from remote_jobs.agent.command import Places
 from remote_jobs.agent.fold import Fold
@@ -42,6 +42,7 @@ class Supervisor:
         self.secrets = secrets
         self.rng = random.Random()
         self._claimer: Any = None
+        self._runs: Optional[List[Dict[str, Any]]] = None
         self.fold = Fold(spec)
         self.overrides: Dict[str, Any] = {}
         self._pending_events: List[Dict[str, Any]] = []
@@ -129,6 +130,7 @@ class Supervisor:
         state = dict(self.fold.state)
         for stepper in self.steppers:
             stepper.add_progress(self.fold.step(stepper.spec.name))
+        state["eta"] = self._eta(state)
         state["beat_at"] = utc_now()
         state["beat_mono"] = round(now, 3)
         state["boot_id"] = procs.boot_id()
@@ -140,6 +142,11 @@ class Supervisor:
             return
         self._dirty = False
         self._written_at = now
+
+    def _eta(self, state: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
+        if self._runs is None:
+            self._runs = history.read(self.layout)
+        return history.job_eta(state, self.spec, self._runs, time.time())
 
     def _write_result(self, state: str) -> None:
         result = {"v": protocol.VERSION, "id": self.spec.id, "state": state, "seq": self.events.seq, "at": utc_now()}

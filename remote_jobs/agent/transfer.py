@@ -12,7 +12,7 @@ import hashlib
 import os
 import stat
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from remote_jobs import protocol
 from remote_jobs.agent.command import Places
@@ -191,18 +191,6 @@ def drop_stale_parts(layout: Layout, older_than_s: float = 7 * 86400.0) -> None:
             path = os.path.join(layout.blobs, name)
             if name.endswith(".part") and time.time() - os.stat(path).st_mtime > older_than_s:
                 os.unlink(path)
-
-
-def read_history(layout: Layout, limit: int = 5000) -> List[Mapping[str, Any]]:
-    """Newest lines of <root>/history/runs.jsonl (durations of phases per model and host)."""
-    import json
-
-    rows: List[Mapping[str, Any]] = []
-    with contextlib.suppress(OSError), open(os.path.join(layout.history, "runs.jsonl"), "rb") as file:
-        for line in file:
-            with contextlib.suppress(ValueError):
-                rows.append(json.loads(line.decode("utf-8")))
-    return rows[-limit:]
 
 
 FILE_NAMES = (protocol.SPEC_FILE, protocol.EVENTS_FILE, protocol.STATE_FILE, protocol.RESULT_FILE)
