@@ -17,7 +17,7 @@ if __package__ in {None, ""}:
 from collections.abc import Sequence
 from typing import Any
 
-from remote_jobs.patches import inplace, judge, overlay, probe
+from remote_jobs.patches import inplace, judge, mirror, probe
 from remote_jobs.patches.sets import PatchError, PatchSet, all_sets, by_name, combined_sha256
 from remote_jobs.protocol import DEFAULT_ROOT
 
@@ -69,8 +69,8 @@ def check(args: argparse.Namespace, sets: Sequence[PatchSet]) -> dict[str, Any]:
 def prepare(args: argparse.Namespace, sets: Sequence[PatchSet]) -> dict[str, Any]:
     """Build the overlay of the sets wanted and prove it; the answer holds the variables to start the step with."""
     chosen = judge.choose(sets, _wanted(args.sets))
-    built = overlay.build(chosen, args.root)
-    wrong = overlay.prove(chosen, built) if built and not args.no_proof else []
+    built = mirror.build(chosen, args.root)
+    wrong = mirror.prove(chosen, built) if built and not args.no_proof else []
     if wrong:
         raise PatchError("the patches did not take effect: " + "; ".join(wrong))
     passed = [judge.judge(item) for item in sets if item not in [each.patch_set for each in chosen]]
@@ -78,7 +78,7 @@ def prepare(args: argparse.Namespace, sets: Sequence[PatchSet]) -> dict[str, Any
         "overlay": built,
         "sha256": combined_sha256([each.patch_set for each in chosen]),
         "sets": [{"name": each.patch_set.name, "sha256": each.patch_set.sha256} for each in chosen],
-        "env": overlay.environment(chosen, built, dict(os.environ)),
+        "env": mirror.environment(chosen, built, dict(os.environ)),
         # A hand-made change where a set would have been used is worth a line in the log.
         "notes": [
             f"patch set {each.patch_set.name} is not used: {each.why}"

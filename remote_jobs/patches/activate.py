@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from remote_jobs.patches import judge, overlay
+from remote_jobs.patches import judge, mirror
 from remote_jobs.patches.sets import all_sets
 from remote_jobs.protocol import DEFAULT_ROOT
 
@@ -28,8 +28,8 @@ def activate(wanted: str = "auto", root: str | None = None) -> list[str]:
         return [name for name in os.environ[CHOICE_ENV].split(",") if name and name != "none"]
     names = "auto" if wanted == "auto" else [name for name in wanted.split(",") if name and name != "none"]
     chosen = judge.choose(all_sets(), names)
-    built = overlay.build(chosen, root or os.environ.get(ROOT_ENV) or DEFAULT_ROOT)
+    built = mirror.build(chosen, root or os.environ.get(ROOT_ENV) or DEFAULT_ROOT)
     if built is not None:
-        os.environ.update(overlay.environment(chosen, built, dict(os.environ)))
+        os.environ.update(mirror.environment(chosen, built, dict(os.environ)))
         sys.path.insert(0, built)
     return [found.patch_set.name for found in chosen]

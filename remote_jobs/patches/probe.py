@@ -19,9 +19,9 @@ import os
 import re
 from collections.abc import Mapping
 from inspect import Parameter, Signature
-from typing import Any
+from typing import Any, Union
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
 
 class Missing(LookupError):
@@ -176,7 +176,7 @@ def _of_function(node: Function) -> Signature:
         parameters.pop(0)
     if spec.vararg:
         parameters.append(Parameter(spec.vararg.arg, Parameter.VAR_POSITIONAL))
-    for arg, value in zip(spec.kwonlyargs, spec.kw_defaults, strict=True):
+    for arg, value in zip(spec.kwonlyargs, spec.kw_defaults):
         parameters.append(
             Parameter(arg.arg, Parameter.KEYWORD_ONLY, default=Parameter.empty if value is None else None)
         )
