@@ -143,15 +143,15 @@ class Stepper:
     def crash(self, text: str) -> None:
         """A bug of ours must not take the job's other steps along, nor leave this one's processes behind."""
         self._drop_side()
-        if self.attempt is not None:
-            self.attempt.kill_all(self.others())
-            self.attempt.log.close()
-            if self.attempt.n <= len(self.boss.fold.attempts(self.name)):
+        attempt, self.attempt = self.attempt, None  # first, so that nothing below reads a log that is closed
+        if attempt is not None:
+            attempt.kill_all(self.others())
+            attempt.log.close()
+            if attempt.n <= len(self.boss.fold.attempts(self.name)):
                 self.boss.emit(
-                    EventKind.ATTEMPT_JUDGED, self.name, self.attempt.n, state="failed",
+                    EventKind.ATTEMPT_JUDGED, self.name, attempt.n, state="failed",
                     verdict=judge.unknown_verdict(text, signature="orch_bug", retry="no"),
                 )  # fmt: skip
-            self.attempt = None
         self._end(EventKind.STEP_FAILED, reason=text)
 
     def _tick_done(self, now: float) -> None:
