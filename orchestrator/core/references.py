@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from orchestrator.core.schema import suggest
 from orchestrator.core.yaml import Where
@@ -36,7 +36,7 @@ def steps_named(text: str) -> list[str]:
 
 
 def bad_references(
-    text: str, step: str, upstream: set[str], outputs: Mapping[str, str | None]
+    text: str, step: str, upstream: Collection[str], steps: Collection[str]
 ) -> Iterator[tuple[str, str | None]]:
     """What is wrong with the references of one text of a step.
 
@@ -44,7 +44,7 @@ def bad_references(
         text: as written in the plan.
         step: name of the step it belongs to.
         upstream: names of the steps that this one needs, directly or not.
-        outputs: every step of the plan -> its output, None for those without.
+        steps: names of all steps of the plan.
 
     Yields:
         (message, hint) for each bad reference.
@@ -54,14 +54,12 @@ def bad_references(
         name, _, attribute = rest.rpartition(".")
         if found[1] == "step" or not name or attribute != "output":
             meant = name or rest
-            right = f"{{steps.{meant if meant in outputs else '<name>'}.output}}"
+            right = f"{{steps.{meant if meant in steps else '<name>'}.output}}"
             yield f"{whole} is not a reference", f"did you mean {right}?"
-        elif name not in outputs:
-            yield f"{whole}: no step is called {name!r}", suggest(name, outputs, "steps")
+        elif name not in steps:
+            yield f"{whole}: no step is called {name!r}", suggest(name, steps, "steps")
         elif name == step:
             yield f"{whole}: a step cannot refer to its own output", None
-        elif outputs[name] is None:
-            yield f"{whole}: the step {name!r} has no output", f"give it one: output: PATH in the step {name}"
         elif name not in upstream:
             yield f"{whole}: {step!r} does not wait for {name!r}", f"add needs: [{name}] to the step {step}"
         elif not REFERENCE.fullmatch(whole):

@@ -18,7 +18,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from orchestrator.core.schema import Strict, Texts, nearest, wrong
+from orchestrator.core.flags import TRAIN_FLAGS, VLLM_FLAGS
+from orchestrator.core.schema import Strict, nearest, wrong
 
 Text = Annotated[str, Field(min_length=1)]
 Positive = Annotated[int, Field(ge=1, le=10**12)]
@@ -50,7 +51,21 @@ def _layer_ids(value: Any) -> Any:
 
 Tokens = Annotated[int | str, BeforeValidator(_token_count)]
 Layers = Annotated[list[int], BeforeValidator(_layer_ids)]
-Flags = Annotated[Texts, Field()]
+
+
+def _extra_args(value: Any) -> Any:
+    """Flags as typed on a command line, each ``--name``, ``--name=value`` or ``--name`` followed by its value."""
+    words = [value] if isinstance(value, str) else value
+    if (
+        isinstance(words, list)
+        and all(isinstance(word, str) for word in words)
+        and "".join(words[:1])[:2] == "--"
+    ):
+        return words
+    raise wrong("must be a list of texts that starts with a flag", 'write ["--new-flag", "value"]')
+
+
+Flags = Annotated[list[str], BeforeValidator(_extra_args)]
 DType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
 
 
@@ -80,64 +95,56 @@ class _VllmParams(_Params):
 class ServeParams(_VllmParams):
     """`uses: serve`: vllm serve, ready when a one-token request works."""
 
-    port: Port | None = None
     host: Text | None = None
-    served_model_name: Texts | None = None
+    port: Port | None = None
+    output: Text | None = None
+    ready_timeout_s: Count | None = None
+    served_model_name: Text | None = None
 
 
 class GenerateParams(_Params):
     """`uses: generate`: responses of the served model to every prompt of a dataset."""
 
-    model: Text | None = None
-    dataset: Texts | None = None
+    dataset: Text | None = None
+    samples: Positive | None = None
     output: Text | None = None
     endpoint: Text | None = None
-    samples: Positive | None = None
+    model: Text | None = None
     concurrency: Positive | None = None
     max_tokens: Positive | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Fraction | None = None
-    top_k: int | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    sampling_params: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: Text | None = None
-    system_prompt: Text | None = None
-    split: Text | None = None
-    subset: Text | None = None
     seed: int | None = None
+    sampling_params: dict[str, Any] | None = None
     max_retries: Count | None = None
-    max_errors: Count | None = None
-    request_timeout_s: Positive | None = None
-    trust_remote_code: bool | None = None
-    engine: Literal["builtin", "speculators"] | None = None
+    request_timeout_s: Annotated[float, Field(gt=0)] | None = None
 
 
 class VocabMapParams(_Params):
     """`uses: vocab_map`: the draft's vocabulary from token frequencies."""
 
     model: Text | None = None
-    dataset: Texts | None = None
+    revision: Text | None = None
+    dataset: Text | None = None
     output: Text | None = None
     draft_vocab_size: Positive | None = None
-    target_vocab_size: Positive | None = None
-    min_coverage: Fraction | None = None
-    token_freq_path: Text | None = None
-    samples: Positive | None = None
-    trust_remote_code: bool | None = None
+    min_coverage: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 class ExtractParams(_VllmParams):
     """`uses: extract`: hidden states of chosen layers, one safetensors file per sample."""
 
-    dataset: Texts | None = None
+    dataset: Text | None = None
     layers: Layers | None = None
-    output: Text | None = None
-    backend: Literal["vllm", "vllm-legacy", "transformers"] | None = None
     samples: Positive | None = None
+    output: Text | None = None
+    backend: Literal["auto", "vllm", "vllm-legacy", "transformers"] | None = None
+    overwrite: bool | None = None
+    disk_reserve_gib: Annotated[float, Field(ge=0)] | None = None
+    disk_wait_s: Annotated[float, Field(ge=0)] | None = None
     verify: Count | None = None
+    verify_tolerance: Annotated[float, Field(gt=0)] | None = None
     batch_size: Positive | None = None
-    min_free_gib: Annotated[float, Field(ge=0)] | None = None
     device: Text | None = None
 
 
@@ -146,7 +153,6 @@ class TrainParams(_Params):
 
     model: Text | None = None
     hidden_states: Text | None = None
-    dataset: Texts | None = None
     vocab_map: Text | None = None
     output: Text | None = None
     layers: Layers | None = None
@@ -161,7 +167,6 @@ class TrainParams(_Params):
     checkpoint_freq: Annotated[float, Field(gt=0)] | None = None
     log_freq: Positive | None = None
     seed: int | None = None
-    device: Text | None = None
     trust_remote_code: bool | None = None
     extra_args: Flags | None = None
 
@@ -170,7 +175,7 @@ class EvaluateParams(_VllmParams):
     """`uses: evaluate`: acceptance length and speed-up of the draft against no draft."""
 
     draft: Text | None = None
-    dataset: Texts | None = None
+    dataset: Text | None = None
     output: Text | None = None
     samples: Positive | None = None
     max_tokens: Positive | None = None
@@ -179,68 +184,6 @@ class EvaluateParams(_VllmParams):
     concurrency: Positive | None = None
     port: Port | None = None
 
-
-_VLLM_FLAGS = frozenset(
-    """
-    additional_config aggregate_engine_logging all2all_backend allow_credentials allowed_headers
-    allowed_local_media_path allowed_methods allowed_origins api_key api_server_count async_scheduling
-    attention_backend attention_config block_size calculate_kv_scales chat_template chat_template_content_format
-    code_revision compilation_config config config_format convert cp_kv_cache_interleave_size cpu_offload_gb
-    cpu_offload_params cudagraph_capture_sizes cudagraph_metrics data_parallel_address data_parallel_backend
-    data_parallel_external_lb data_parallel_hybrid_lb data_parallel_rank data_parallel_rpc_port
-    data_parallel_size_local data_parallel_start_rank decode_context_parallel_size
-    default_chat_template_kwargs disable_access_log_for_endpoints disable_cascade_attn
-    disable_chunked_mm_input disable_custom_all_reduce disable_fastapi_docs disable_hybrid_kv_cache_manager
-    disable_log_requests disable_log_stats disable_mm_preprocessor_cache disable_sliding_window
-    disable_uvicorn_access_log distributed_executor_backend distributed_timeout_seconds download_dir
-    enable_auto_tool_choice enable_chunked_prefill enable_dbo enable_eplb enable_expert_parallel
-    enable_flashinfer_autotune enable_force_include_usage enable_log_deltas enable_log_outputs
-    enable_log_requests enable_lora enable_mfu_metrics enable_mm_embeds enable_prefix_caching
-    enable_prompt_embeds enable_prompt_tokens_details enable_request_id_headers enable_return_routed_experts
-    enable_scale_out enable_server_load_tracking enable_sleep_mode enable_ssl_refresh
-    enable_tokenizer_info_endpoint eplb_config expert_placement_strategy
-    exclude_tools_when_tool_choice_none fully_sharded_loras generation_config gdn_prefill_backend
-    guided_decoding_backend h11_max_header_count h11_max_incomplete_event_size headless hf_config_path
-    hf_overrides hf_token ignore_patterns interleave_mm_strings io_processor_plugin kernel_config
-    kv_cache_dtype kv_cache_dtype_skip_layers kv_cache_memory kv_cache_memory_bytes kv_cache_metrics
-    kv_events_config kv_offloading_backend kv_offloading_size kv_sharing_fast_prefill kv_transfer_config
-    limit_mm_per_prompt linear_backend load_format log_config_file log_error_stack logits_processors
-    logprobs_mode long_prefill_token_threshold lora_dtype lora_modules lora_target_modules
-    mamba_block_size mamba_cache_dtype mamba_cache_mode mamba_ssm_cache_dtype master_addr master_port
-    max_cpu_loras max_cudagraph_capture_size max_log_len max_logprobs max_long_partial_prefills max_lora_rank
-    max_loras max_num_partial_prefills max_parallel_loading_workers max_seq_len_to_capture media_io_kwargs
-    middleware mm_encoder_attn_backend mm_encoder_only mm_encoder_tp_mode mm_processor_cache_gb
-    mm_processor_cache_type mm_processor_kwargs model_impl model_loader_extra_config moe_backend nnodes
-    node_rank num_gpu_blocks_override num_lookahead_slots num_redundant_experts numa_bind numa_bind_cpus
-    numa_bind_nodes observability_config offload_backend optimization_level otlp_traces_endpoint
-    override_attention_dtype performance_mode pooler_config prefill_context_parallel_size
-    prefix_caching_hash_algo preemption_mode profiler_config pt_load_map_location quantization
-    quantization_config ray_workers_use_nsight reasoning_config reasoning_parser reasoning_parser_plugin
-    renderer_num_workers response_role return_tokens_as_token_ids root_path rope_scaling rope_theta runner
-    safetensors_load_strategy safetensors_prefetch_num_threads scheduler_cls scheduler_reserve_full_isl
-    scheduling_policy shutdown_timeout show_hidden_metrics_for_version skip_mm_profiling skip_tokenizer_init
-    spec_method spec_model spec_tokens speculative_config ssl_ca_certs ssl_cert_reqs ssl_certfile ssl_ciphers
-    ssl_keyfile stream_interval structured_outputs_config swap_space task tokenizer tokenizer_mode
-    tokenizer_revision tokens_only tool_call_parser tool_parser_plugin tool_server
-    trust_request_chat_template ubatch_size uds use_tqdm_on_load uvicorn_log_level video_pruning_rate
-    weight_transfer_config worker_cls worker_extension_cls
-    """.split()
-)
-"""Flags of `vllm serve`, 0.11 to 0.33, in snake case."""
-
-_TRAIN_FLAGS = frozenset(
-    """
-    checkpoint_best d2t_path data_path draft_arch draft_attn_impl draft_hidden_act draft_config embed_requires_grad
-    fsdp_shard gradient_checkpointing hidden_states_backend hidden_states_dtype hidden_states_path legacy_data
-    log_dir logger loss_fn loss_implementation max_anchors mask_token_id muon_lr muon_momentum muon_weight_decay
-    noise_std no_resume_from_checkpoint norm_before_fc norm_before_residual num_workers on_generate on_missing
-    optimizer prefetch_factor request_timeout run_name save_best save_path scheduler_num_cosine_cycles
-    scheduler_total_steps scheduler_type scheduler_warmup_steps speculator_type t2d_path target_layer_ids
-    token_freq_path total_steps ttt_step_loss_decay use_off_policy_tokens val_freq verifier_name_or_path
-    vllm_endpoint weight_decay
-    """.split()
-)
-"""Flags of `python -m speculators.train`, 0.9, in snake case."""
 
 SYNONYMS: Mapping[str, str] = {
     "tp": "tensor_parallel_size",
@@ -280,16 +223,14 @@ class Builtin:
     Attributes:
         params: model of its `with:`.
         flags: names of flags known to pass through; empty: none pass.
-        default_output: path under workdir of what it makes, ``{name}`` being the step's name; None: nothing.
-        takes: parameter -> built-in step upstream whose output it gets when the plan does not say.
-        required: parameters without which it cannot start, once those of ``takes`` are filled.
+        takes: parameter -> (built-in step upstream, path inside its output): what it gets when the plan is silent.
+        required: parameters without which it cannot start, once those of ``takes`` and the model are filled in.
         on_gpu: it computes on GPUs, where the host has some.
     """
 
     params: type[_Params]
     flags: frozenset[str] = frozenset()
-    default_output: str | None = None
-    takes: Mapping[str, str] = field(default_factory=dict)
+    takes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     on_gpu: bool = True
 
@@ -298,40 +239,23 @@ class Builtin:
         return list(self.params.model_fields)
 
 
+_RESPONSES = ("generate", "responses.jsonl")
+
 BUILTIN: Mapping[str, Builtin] = {
-    "serve": Builtin(ServeParams, _VLLM_FLAGS, required=("model",)),
-    "generate": Builtin(
-        GenerateParams, default_output="{name}.jsonl", required=("model", "dataset"), on_gpu=False
-    ),
+    "serve": Builtin(ServeParams, VLLM_FLAGS, required=("model",)),
+    "generate": Builtin(GenerateParams, required=("dataset",), on_gpu=False),
     "vocab_map": Builtin(
-        VocabMapParams,
-        default_output="{name}",
-        takes={"dataset": "generate"},
-        required=("dataset",),
-        on_gpu=False,
+        VocabMapParams, takes={"dataset": _RESPONSES}, required=("model", "dataset"), on_gpu=False
     ),
     "extract": Builtin(
-        ExtractParams,
-        _VLLM_FLAGS,
-        default_output="{name}",
-        takes={"dataset": "generate"},
-        required=("model", "dataset", "layers"),
+        ExtractParams, VLLM_FLAGS, takes={"dataset": _RESPONSES}, required=("model", "dataset")
     ),
-    "train": Builtin(
-        TrainParams,
-        _TRAIN_FLAGS,
-        default_output="{name}",
-        takes={"hidden_states": "extract", "vocab_map": "vocab_map"},
-        required=("model", "hidden_states"),
-    ),
-    "evaluate": Builtin(
-        EvaluateParams,
-        _VLLM_FLAGS,
-        default_output="{name}.json",
-        takes={"draft": "train"},
-        required=("model", "draft"),
-    ),
+    "train": Builtin(TrainParams, TRAIN_FLAGS, required=("model",)),
+    "evaluate": Builtin(EvaluateParams, VLLM_FLAGS, required=("model",)),
 }
+"""Inputs that a script finds by itself in the outputs of the steps it needs are in neither ``takes`` nor ``required``."""
+INHERITS_MODEL = frozenset({"vocab_map", "extract", "train", "evaluate"})
+"""Steps that work on the model of the serve step upstream (or the plan's only model) when they name none."""
 
 
 def unknown_parameter(uses: str, key: str) -> tuple[str, str] | None:

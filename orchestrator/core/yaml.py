@@ -67,6 +67,12 @@ class Document:
                 break
         return Problem(message, hint, self.name, self.line(where))
 
+    def forget(self, where: Where) -> None:
+        """Drop the positions of a value that another one replaces."""
+        for path in [path for path in self.lines if path[: len(where)] == where]:
+            del self.lines[path]
+            self.texts.pop(path, None)
+
     def line(self, where: Where) -> int | None:
         """Line of a value, or of the nearest enclosing one that has a line."""
         for length in range(len(where), -1, -1):
@@ -204,17 +210,10 @@ class _Builder:
                 self.document.problems.append(Problem(message, "remove one", self.document.name, line))
                 continue
             seen[key] = line
-            self.forget((*where, key))  # a merge may have been here before
+            self.document.forget((*where, key))  # a merge may have been here before
             self.document.lines[*where, key] = line
             result[key] = self.build(value_node, (*where, key), depth + 1)
         return {**{key: value for key, value in merged.items() if key not in result}, **result}
-
-    def forget(self, where: Where) -> None:
-        """Drop the positions of a merged value that an explicit key replaces."""
-        lines, texts = self.document.lines, self.document.texts
-        for path in [path for path in lines if path[: len(where)] == where]:
-            del lines[path]
-            texts.pop(path, None)
 
     def merge(self, node: Node, where: Where, depth: int) -> dict[str, Any]:
         """Value of a ``<<`` key: one mapping, or a list of them where the first wins."""
