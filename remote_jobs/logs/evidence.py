@@ -14,12 +14,12 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from remote_jobs.logs.lines import Prefix, read_prefix
 from remote_jobs.logs.rules import RULES, Rule
-from remote_jobs.logs.rules.context import CAUGHT, DONE, FINITE_RETRY, GAVE_UP, NOISE, SERVER_STOPPED
+from remote_jobs.logs.rules.context import CAUGHT, DONE, FINITE_RETRY, GAVE_UP, NOISE, SERVER_STOPPED, WORK
 from remote_jobs.logs.rules.rule import ALWAYS, GENERIC, HARD, NEVER, SYMPTOM, literal_needle
 
 TEXT_LIMIT = 2000
 """Characters of a line that rules look at; longer lines keep their start (and end, where messages stand)."""
-STALE_ACTIVITY = 12
+STALE_ACTIVITY = 12 * WORK
 """So much healthy work behind an error shows that the program got over it."""
 
 TRIGGERS = (
@@ -227,8 +227,8 @@ class EvidenceCollector:
         worker: Optional[str],
         pid: Optional[int],
     ) -> None:
-        clean = bool(_EXCEPTION_LINE.match(body)) or (ending and bool(_ANY_EXCEPTION.match(body)))
-        goes_on = bool(FINITE_RETRY.search(body)) and not GAVE_UP.search(body) and not clean
+        clean = rule.shows_end == ALWAYS or bool(_EXCEPTION_LINE.match(body)) or (ending and bool(_ANY_EXCEPTION.match(body)))
+        goes_on = bool(FINITE_RETRY.search(body)) and not GAVE_UP.search(body) and not _EXCEPTION_LINE.match(body)
         request = bool(_REQUEST_SOURCE.search(text[:160]))
         handled = caught or request or (goes_on and rule.rank != HARD)
         if own.level in _LOW and rule.rank != HARD and rule.shows_end != NEVER and not rule.cut_short:

@@ -197,7 +197,7 @@ class Prefix(NamedTuple):
 _PREFIXES = [
     # vLLM "(EngineCore_DP0 pid=12) ", Ray "(WorkerDict pid=12, ip=10.0.0.2) ", "(raylet, ip=..) ", "(raylet) "
     re.compile(
-        r"\((?P<worker>[A-Za-z_][\w.:<>\[\]-]*)(?:,? pid=(?P<pid>\d+))(?:, ip=[\d.a-f:]+)?\) ?"
+        r"\((?P<worker>[A-Za-z_][\w.:<>\[\]-]*)(?: rank=\d+)?(?:,? pid=(?P<pid>\d+))(?:, ip=[\d.a-f:]+)?\) ?"
         r"|\((?P<ray>raylet|gcs_server|autoscaler|dashboard)(?:, ip=[\d.a-f:]+)?\) ?"
     ),
     # torchrun "[rank0]: ", "[default0]:", accelerate/deepspeed launcher "[rank0] "

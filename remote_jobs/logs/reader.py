@@ -26,7 +26,7 @@ from remote_jobs.logs.bars import (
 from remote_jobs.logs.evidence import TRIGGERS, EvidenceCollector
 from remote_jobs.logs.lines import Block, Cursor, Prefix, Segment, Splitter, read_prefix, to_text
 from remote_jobs.logs.phases import PhaseTracker, needles
-from remote_jobs.logs.rules.context import ACTIVITY_NEEDLES, PROMPT
+from remote_jobs.logs.rules.context import ACTIVITY_NEEDLES, PROMPT, WORK
 from remote_jobs.logs.verdict import Circumstances, judge
 
 SCHEMA = 1
@@ -42,8 +42,8 @@ _SIDE_BAR = re.compile(
 )
 
 
-def anchors_of(data: bytes, low: bytes, texts: Sequence[bytes]) -> List[int]:
-    """Offsets of all occurrences of any of ``texts`` in ``low``."""
+def anchors_of(low: bytes, texts: Sequence[bytes]) -> List[int]:
+    """Offsets of all occurrences of any of ``texts`` (lower case) in ``low``."""
     found: List[int] = []
     for text in texts:
         at = low.find(text)
@@ -131,7 +131,7 @@ class LogReader:
     def _read(self, block: Block) -> None:
         data = block.data
         low = data.lower()
-        offsets = sorted(set(anchors_of(data, low, self._texts) + bar_anchors(data)))
+        offsets = sorted(set(anchors_of(low, self._texts) + bar_anchors(data)))
         counts = 0
         cursor = Cursor(block)
         at = 0
@@ -152,7 +152,7 @@ class LogReader:
             if segment.start > counted:
                 counts += _activity(data, counted, segment.start)
                 counted = segment.start
-            self._take(block, segment, self._activity + counts + self._bars.tracker.advances)
+            self._take(block, segment, self._activity + counts + self._bars.tracker.advances * WORK)
         self._activity += counts + _activity(data, counted, size)
         self._tail = (self._tail + data)[-TAIL_BYTES:]
 
@@ -180,7 +180,7 @@ class LogReader:
         block = self._splitter.flush()
         if block.data:
             self._read(block)
-        prompt = self._prompt()
+        prompt = prompt_in(self._tail, self._splitter.line)
         failure = None
         if self._verdict:
             failure = judge(self._evidence.findings, self._circumstances(exit_status, prompt, host or []))
@@ -202,7 +202,7 @@ class LogReader:
         return Circumstances(
             exit_status=exit_status,
             last_line=self._splitter.line,
-            activity=self._activity + self._bars.tracker.advances,
+            activity=self._activity + self._bars.tracker.advances * WORK,
             done_line=self._evidence.done_line,
             stopped_line=self._evidence.stopped_line,
             main_bar_done_line=self._main_bar_done(),
@@ -220,18 +220,6 @@ class LogReader:
             if main is None or (update.elapsed_s or 0) >= (main.update.elapsed_s or 0):
                 main = bar
         return main.update.line if main is not None and main.complete else None
-
-    def _prompt(self) -> Optional[Tuple[int, str]]:
-        kept = self._tail.rstrip()
-        if not kept:
-            return None
-        start = max(kept.rfind(b"\n"), kept.rfind(b"\r")) + 1
-        raw = kept[start:][-2000:]
-        text = to_text(raw)
-        body = text[read_prefix(text).size :].strip()
-        if not body or len(body) > 600 or not PROMPT.search(body):
-            return None
-        return self._splitter.line - self._tail[len(kept) :].count(b"\n"), text.strip()
 
     def _nan_tail(self) -> Optional[Tuple[int, str]]:
         if self._evidence.first_nan_line is None:
@@ -252,14 +240,44 @@ class LogReader:
         return (self._evidence.first_nan_line, text) if streak >= 3 else None
 
 
+def prompt_in(tail: bytes, last_line: int) -> Optional[Tuple[int, str]]:
+    """(line, text) of a question that is the last text of a log. ``last_line`` is the number of the last line."""
+    kept = tail.rstrip()
+    if not kept:
+        return None
+    start = max(kept.rfind(b"\n"), kept.rfind(b"\r")) + 1
+    text = to_text(kept[start:][-2000:])
+    body = text[read_prefix(text).size :].strip()
+    if not body or len(body) > 600 or not PROMPT.search(body):
+        return None
+    return last_line - tail[len(kept) :].count(b"\n"), text.strip()
+
+
 def _activity(data: bytes, start: int, end: int) -> int:
-    return sum(data.count(needle, start, end) for needle in ACTIVITY_NEEDLES)
+    work = sum(data.count(needle, start, end) for needle in ACTIVITY_NEEDLES)
+    return work * WORK + data.count(b"INFO", start, end) - data.count(b"NCCL INFO", start, end)
 
 
-def bar_json(bar: Bar) -> Dict[str, Any]:
+def _forecast(bar: Bar, usual: Optional[eta.History]) -> Optional[eta.Forecast]:
+    update = bar.update
+    if update.total is None or update.elapsed_s is None:
+        return None
+    samples = bar.samples
+    if samples[-1] != (float(update.elapsed_s), update.done) and update.done >= samples[-1][1]:
+        samples = [*samples, (float(update.elapsed_s), update.done)]
+    return eta.forecast(
+        samples,
+        update.total,
+        printed_s_per_item=update.s_per_item,
+        history=usual,
+        last_is_smaller=update.label.endswith("shards"),
+    )
+
+
+def bar_json(bar: Bar, usual: Optional[eta.History] = None) -> Dict[str, Any]:
     """One entry of ``bars``: what the log says last, and our own forecast."""
     update = bar.update
-    forecast = None if update.total is None else eta.forecast_bar(bar.samples, update)
+    forecast = _forecast(bar, usual)
     return {
         "label": update.label,
         "instance": bar.instance,

@@ -13,7 +13,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from remote_jobs.logs.evidence import STALE_ACTIVITY, Finding
 from remote_jobs.logs.rules import CLASSES
-from remote_jobs.logs.rules.rule import CAUSE, GENERIC, HARD, SOFT_KILL, STRONG_KILL, SYMPTOM, WRAPPER
+from remote_jobs.logs.rules.context import WORK
+from remote_jobs.logs.rules.rule import CAUSE, GENERIC, HARD, NEVER, SOFT_KILL, STRONG_KILL, SYMPTOM, WRAPPER
 
 _SIGNALS = {
     1: ("killed", "SIGHUP: the terminal or SSH session that it hung on closed"),
@@ -83,7 +84,7 @@ def judge(findings: List[Finding], around: Circumstances) -> Optional[Dict[str, 
     if host_oom and (best is None or best.rule.failure_class in {"killed", "unknown", "nccl"} or signal == 9):
         return _failure("host_oom", "host-oom-killer", "The kernel's OOM killer ended a process.", None, [host_oom])
     if best is None or not best.ends and signal is not None and best.rule.rank != HARD:
-        if around.prompt is not None and signal is None:
+        if around.prompt is not None:
             return _prompt(around.prompt)
         return _by_status(around, findings)
     if best.rule.rank >= WRAPPER:
@@ -102,12 +103,12 @@ def _shows_end(findings: List[Finding], around: Circumstances) -> bool:
     """Without an exit status: do the findings show an end that nothing healthy follows?"""
     ends = [found for found in findings if found.ends]
     if not ends:
-        return False
+        return _last_words(findings, around)
     last = ends[-1]
     hard = any(found.rule.rank <= HARD for found in ends)
     if around.done_line is not None and around.done_line > last.line:
         return False
-    if around.activity - last.activity >= 3 and not (hard and around.activity - last.activity < STALE_ACTIVITY):
+    if around.activity - last.activity >= 3 * WORK and not (hard and around.activity - last.activity < STALE_ACTIVITY):
         return False
     if around.last_line - last.line > 400 and last.rule.rank < WRAPPER:
         return False
@@ -118,6 +119,18 @@ def _shows_end(findings: List[Finding], around: Circumstances) -> bool:
         if all(_is_teardown(found, explicit) for found in ends):
             return False
     return True
+
+
+def _last_words(findings: List[Finding], around: Circumstances) -> bool:
+    """A named cause on the very last lines (`cp: ...: No space left on device`), with nothing behind it."""
+    return any(
+        found.line >= around.last_line - 3
+        and not found.handled
+        and found.rule.rank < STRONG_KILL
+        and found.rule.shows_end != NEVER
+        and around.activity - found.activity < WORK
+        for found in findings
+    )
 
 
 def _is_teardown(found: Finding, explicit: bool) -> bool:

@@ -1,0 +1,116 @@
+"""Follow a growing log cheaply: the newest state of each bar, the phases, `::orch` markers, a question that waits.
+
+Why this file exists: the supervisor must know at each moment where an attempt stands, in a few megabytes and with
+little CPU time. It never runs a failure rule; verdicts are made afterwards by a child of its own (see reader.py).
+
+Must not import anything but the standard library and its siblings; no I/O.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from remote_jobs.logs.bars import ANCHOR, Bar, BarUpdate, parse_bars
+from remote_jobs.logs.eta import History
+from remote_jobs.logs.lines import Block, Cursor, Splitter, read_prefix, to_text
+from remote_jobs.logs.phases import needles
+from remote_jobs.logs.reader import BarReader, anchors_of, bar_anchors, bar_json, prompt_in
+
+BARS_KEPT = 64
+_TEXTS = (*needles(), b"::orch ", b"global_step=")
+_TAIL_BYTES = 4096
+
+
+class Update(NamedTuple):
+    """Something changed. ``kind``: bar, phase or prompt; ``data`` as in `explain` (the prompt's: line and text)."""
+
+    kind: str
+    line: int
+    data: Dict[str, Any]
+
+
+class Follower:
+    """Feed a log's bytes as they come.
+
+    Args:
+        usual: earlier runs' paces by bar label, to be blended into forecasts.
+    """
+
+    def __init__(self, usual: Optional[Dict[str, History]] = None) -> None:
+        self._splitter = Splitter()
+        self._bars = BarReader(BARS_KEPT)
+        self._usual = usual or {}
+        self._tail = b""
+        self._changed: Dict[int, Bar] = {}
+        self._waiting: Optional[Dict[str, Any]] = None
+        self.bytes_seen = 0
+
+    def feed(self, data: bytes) -> List[Update]:
+        """Take the next bytes; returns what changed: each bar at most once (its newest state), then phases."""
+        self.bytes_seen += len(data)
+        changes = self._bars.phases.changes
+        self._changed.clear()
+        for start in range(0, len(data), 1 << 18):
+            block = self._splitter.feed(data[start : start + (1 << 18)])
+            if block is not None:
+                self._read(block)
+        self._read_unfinished()
+        updates = [Update("bar", bar.update.line, self._bar(bar)) for bar in self._changed.values()]
+        if self._bars.phases.changes != changes and self._bars.phases.phases:
+            phases = self._bars.phases.phases
+            new = min(self._bars.phases.changes - changes, len(phases))
+            updates += [Update("phase", p.ended_line or p.started_line, p.to_json()) for p in phases[-new:]]
+        updates += self._look_for_prompt()
+        return updates
+
+    def snapshot(self) -> Dict[str, Any]:
+        """Where the log stands: ``bars`` and ``phases`` as in `explain`, and ``waiting_for_input``."""
+        return {
+            "bars": [self._bar(bar) for bar in self._bars.tracker.bars],
+            "phases": [phase.to_json() for phase in self._bars.phases.phases],
+            "waiting_for_input": self._waiting,
+        }
+
+    @property
+    def bars(self) -> List[Bar]:
+        """The bars themselves, for stall limits (see stall.py)."""
+        return self._bars.tracker.bars
+
+    def _bar(self, bar: Bar) -> Dict[str, Any]:
+        return bar_json(bar, self._usual.get(bar.update.label))
+
+    def _read(self, block: Block) -> None:
+        low = block.data.lower()
+        offsets = sorted(set(anchors_of(low, _TEXTS) + bar_anchors(block.data)))
+        cursor = Cursor(block)
+        for offset in offsets:
+            if offset < cursor.at:
+                continue
+            segment = cursor.segment_at(offset)
+            raw, _ = self._bars.take(block, segment, self._note)
+            text = to_text(raw)
+            self._bars.phases.take(text[read_prefix(text).size :], segment.line)
+        self._tail = (self._tail + block.data)[-_TAIL_BYTES:]
+
+    def _note(self, _update: BarUpdate, bar: Bar) -> None:
+        self._changed[id(bar)] = bar
+
+    def _read_unfinished(self) -> None:
+        """tqdm ends a state with the next one's carriage return: read a finished state without waiting for it.
+
+        Harmless when the segment comes again complete: the same state changes nothing.
+        """
+        pending = self._splitter.pending()
+        if b"]" not in pending.data[-200:] or not ANCHOR.search(pending.data):
+            return
+        for update in parse_bars(pending.data, pending.line, pending.seg, pending.head):
+            self._note(update, self._bars.tracker.take(update))
+
+    def _look_for_prompt(self) -> List[Update]:
+        pending = self._splitter.pending()
+        found = prompt_in((self._tail + pending.data)[-_TAIL_BYTES:], self._splitter.line)
+        waiting = None if found is None else {"line": found[0], "text": found[1]}
+        if waiting == self._waiting:
+            return []
+        self._waiting = waiting
+        return [] if waiting is None else [Update("prompt", waiting["line"], waiting)]
