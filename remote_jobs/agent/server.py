@@ -78,7 +78,10 @@ class Input:
                 except ValueError:
                     return {"id": None, "op": "?"}, b""
                 self._message = message if isinstance(message, dict) else {"id": None, "op": "?"}
-            size = int(self._message.get("payload_bytes") or 0)
+            size = self._message.get("payload_bytes") or 0
+            if not isinstance(size, int) or size < 0:  # where the next request begins cannot be known any more
+                self.ended = True
+                return None
             if len(self._data) < size:
                 return None
             payload = bytes(self._data[:size])
@@ -204,14 +207,20 @@ class Server:
         view = memoryview(protocol.dumps(message) + payload)
         try:
             while view:
-                view = view[os.write(self.out, view) :]
+                try:
+                    view = view[os.write(self.out, view) :]
+                except BlockingIOError:  # some sshd give one socket for both ends: then our output does not block either
+                    select.select([], [self.out], [], _MAX_WAIT_S)
         except OSError:
             self.input.ended = True
 
     # ------------------------------------------------------------------------------------------------------------ look
 
     def _take_look(self, request: Dict[str, Any]) -> None:
-        wait_s = min(float(request.get("wait_s") or 0.0), _MAX_WAIT_S)
+        try:
+            wait_s = min(float(request.get("wait_s") or 0.0), _MAX_WAIT_S)
+        except (TypeError, ValueError):
+            wait_s = 0.0
         poll = {"request": request, "until": time.monotonic() + wait_s, "mark": None, "gpus": bool(request.get("gpus"))}
         if poll["gpus"]:
             self.sampler.want(request.get("expected"))
@@ -221,7 +230,13 @@ class Server:
     def _serve_polls(self) -> None:
         waiting = []
         for poll in self._polls:
-            if not self._serve(poll):
+            try:
+                served = self._serve(poll)
+            except (AttributeError, KeyError, TypeError, ValueError) as exc:  # fields of the wrong type
+                error = {"code": "bad_request", "message": "look: {}".format(exc), "hint": "upgrade the older side"}
+                self._answer(poll["request"].get("id"), ({"ok": False, "error": error}, b""))
+                served = True
+            if not served:
                 waiting.append(poll)
         self._polls = waiting
 
