@@ -45,7 +45,7 @@ def expand(entry: str, base: Path) -> list[LocalFile]:
         if path.exists():
             paths = [path]
         elif any(character in entry for character in "*?["):
-            paths = [Path(found) for found in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
+            paths = [Path(found) for found in sorted(glob.glob(str(path), recursive=True))]
             paths = [found for found in paths if found.is_file()]
         else:
             paths = []
