@@ -18,6 +18,7 @@ from remote_jobs import protocol
 from remote_jobs.agent import procs
 from remote_jobs.agent.jobdir import JobDir, write_json
 from remote_jobs.agent.logfile import LogFile
+from remote_jobs.agent.markers import Markers
 
 _SCAN_EVERY_S = 10.0
 _SCAN_OFTEN_FOR_S = 30.0
@@ -76,7 +77,7 @@ class Attempt:
         self.patch_hash: Optional[str] = None
         self.oom_kills_before: Optional[int] = None
         self.side_pids: Sequence[int] = ()
-        self.markers: List[Dict[str, Any]] = []
+        self.markers = Markers()
         self._wanted_text = b""
         self._text_seen = False
         self._text_tail = b""
@@ -163,8 +164,8 @@ class Attempt:
             self.last_log_mono = time.monotonic()
             updates.extend(self.follower.feed(chunk))
             self._search(chunk)
+            self.markers.feed(chunk)
         if updates:
-            self.markers = list(self.follower.markers)
             self._note_bar_progress()
         return updates
 
@@ -195,28 +196,34 @@ class Attempt:
         """Samples, steps or checkpoints that the step's own markers count as done (shards of a load do not count)."""
         counts = [
             int(marker["done"])
-            for marker in self.markers
+            for marker in self.markers.newest()
             if isinstance(marker.get("done"), int) and not str(marker.get("phase", "")).startswith("load")
         ]
         return max(counts, default=0)
 
-    def bar_quiet_s(self, now: float) -> float:
-        """Seconds since a bar last moved (since the start when there is none)."""
-        return now - self._bar_mono
+    def _open_bar(self) -> Any:
+        """The newest bar that is not full, or None."""
+        bars = self._follower.bars if self._follower is not None else []
+        unfinished = [bar for bar in bars if bar.update.total and (bar.update.done or 0) < bar.update.total]
+        return unfinished[-1] if unfinished else None
+
+    def bar_moved_at(self) -> Optional[float]:
+        """Monotonic time at which a bar last moved; None without an unfinished bar."""
+        return self._bar_mono if self._open_bar() is not None else None
+
+    def bar_samples(self) -> List[Tuple[float, int]]:
+        """(elapsed s, done) of the newest unfinished bar."""
+        bar = self._open_bar()
+        return list(bar.samples) if bar is not None else []
 
     def current_phase(self) -> Optional[str]:
         """Name of the newest phase that runs."""
         running = [phase["name"] for phase in self.snapshot().get("phases", []) if phase.get("state") == "running"]
         return str(running[-1]) if running else None
 
-    def median_item_s(self) -> Optional[float]:
-        """Usual seconds per item of the newest bar, as far as it has shown one."""
-        paces = [bar.get("s_per_item") for bar in self.snapshot().get("bars", []) if bar.get("s_per_item")]
-        return float(paces[-1]) if paces else None
-
     def waiting_for_input(self) -> Optional[Dict[str, Any]]:
         """The prompt at the very end of the log, or None."""
-        found = self._follower.waiting_for_input if self._follower is not None else None
+        found = self.snapshot().get("waiting_for_input")
         return dict(found) if found else None
 
     def _remember(self, process: protocol.ProcessId) -> None:

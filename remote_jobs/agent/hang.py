@@ -17,7 +17,11 @@ from remote_jobs.agent.jobdir import write_json
 if TYPE_CHECKING:
     from remote_jobs.agent.attempt import Attempt
 
-_LOOK_EVERY_S = 5.0
+_LOOK_EVERY_S = 15.0
+_MIN_QUIET_S = 60.0
+_MOVED_BYTES = 1 << 16
+# One tick of processor time (10 ms) counts as 4 KiB moved: a fifth of a second of work is a sign of life.
+_TICK_WEIGHT = 4096
 # A prompt that stays the last thing printed: stdin is /dev/null, so whoever waits reads from elsewhere, for ever.
 _PROMPT_QUIET_S = 3.0
 
@@ -28,61 +32,62 @@ class HangWatch:
     def __init__(self) -> None:
         self._next_at = 0.0
         self._read_bytes = -1
-        self._cpu_ticks = -1
-        self._io_mono = 0.0
-        self._cpu_mono = 0.0
+        self._io_mono: Optional[float] = None
 
     def look(
-        self, now: float, attempt: "Attempt", step: protocol.StepSpec, side_pids: Sequence[int]
+        self, now: float, attempt: "Attempt", step: protocol.StepSpec, *, service_ready: bool
     ) -> Optional[Dict[str, Any]]:
         """A verdict (explain's failure shape) when the attempt hangs, else None. ``now`` is monotonic, in s."""
-        waiting = attempt.waiting_for_input()
-        if waiting is not None and now - attempt.last_log_mono > _PROMPT_QUIET_S:
-            return {
-                "class": "waiting_for_input", "retry": "no", "root_cause": waiting, "signature": "prompt_at_end",
-                "summary": "the program waits for an answer on its standard input",
-                "advice": "pass the answer as a flag (such as --yes), or in the plan's env", "evidence": [],
-            }  # fmt: skip
-        if now < self._next_at or step.hang_s == 0:
+        quiet_s = now - attempt.last_log_mono
+        prompt = attempt.waiting_for_input()
+        if prompt is not None and quiet_s > _PROMPT_QUIET_S:
+            return _waiting_verdict(prompt)
+        if now < self._next_at or step.hang_s == 0 or quiet_s < min(step.hang_s or _MIN_QUIET_S, _MIN_QUIET_S):
             return None
-        self._next_at = now + _LOOK_EVERY_S
+        self._next_at = now + min(_LOOK_EVERY_S, (step.hang_s or 60.0) / 4)
         from remote_jobs.logs import stall
 
-        if now - attempt.last_log_mono < stall.MIN_QUIET_S:
-            return None
         pids = self._pids(attempt)
-        self._sample_activity(now, pids)
-        decision = stall.judge(
-            quiet_s=now - attempt.last_log_mono,
-            bar_quiet_s=attempt.bar_quiet_s(now),
-            read_quiet_s=now - self._io_mono,
-            cpu_quiet_s=now - self._cpu_mono,
-            states=[row.state for row in (procs.read_proc(pid) for pid in pids) if row is not None],
+        self._sample(now, pids)
+        rows = [row for row in (procs.read_proc(pid) for pid in pids) if row is not None]
+        signals = stall.Signals(
+            now_s=now,
+            log_grew_at_s=attempt.last_log_mono,
+            bar_moved_at_s=attempt.bar_moved_at(),
+            read_bytes_moved_at_s=self._io_mono,
+            io_wait=any(row.state == "D" for row in rows),
             phase=attempt.current_phase(),
-            item_s=attempt.median_item_s(),
-            limit_s=step.hang_s,
+            service_ready=service_ready,
         )
-        if not decision.hung:
+        standing = stall.judge_stall(signals, attempt.bar_samples(), hang_s=step.hang_s)
+        if standing.state != "hung":
             return None
         return {
             "class": "unknown", "retry": "yes", "root_cause": None, "signature": "hang",
-            "summary": decision.reason, "advice": "stacks are in the incident bundle: orch why JOB",
-            "evidence": list(decision.evidence),
+            "summary": "the job hangs: {}".format(standing.reason),
+            "advice": "its stacks are in the incident bundle: orch why JOB",
+            "evidence": ["limit {:.0f} s, quiet {:.0f} s".format(standing.limit_s, standing.quiet_s)],
         }  # fmt: skip
 
     def _pids(self, attempt: "Attempt") -> List[int]:
         if attempt.process is None:
             return []
-        rows = procs.table()
-        return [attempt.process.pid, *procs.descendants(attempt.process.pid, rows)]
+        return [attempt.process.pid, *procs.descendants(attempt.process.pid, procs.table())]
 
-    def _sample_activity(self, now: float, pids: Sequence[int]) -> None:
-        read = sum(procs.read_bytes(pid) or 0 for pid in pids)
-        ticks = sum(row.cpu_ticks for row in (procs.read_proc(pid) for pid in pids) if row is not None)
-        if abs(read - self._read_bytes) > 65536 or self._read_bytes < 0:
-            self._read_bytes, self._io_mono = read, now
-        if abs(ticks - self._cpu_ticks) > 10 or self._cpu_ticks < 0:
-            self._cpu_ticks, self._cpu_mono = ticks, now
+    def _sample(self, now: float, pids: Sequence[int]) -> None:
+        """Note when the processes last read or wrote, or used the processor (a compile reads nothing)."""
+        moved = sum(procs.io_bytes(pid) or 0 for pid in pids)
+        moved += sum(row.cpu_ticks for row in (procs.read_proc(pid) for pid in pids) if row is not None) * _TICK_WEIGHT
+        if abs(moved - self._read_bytes) > _MOVED_BYTES or self._read_bytes < 0:
+            self._read_bytes, self._io_mono = moved, now
+
+
+def _waiting_verdict(prompt: Dict[str, Any]) -> Dict[str, Any]:
+    return {
+        "class": "waiting_for_input", "retry": "no", "root_cause": prompt, "signature": "prompt_at_end",
+        "summary": "the program waits for an answer: {}".format(prompt.get("text")),
+        "advice": "pass the answer as a flag (such as --yes) or in the plan's env", "evidence": [],
+    }  # fmt: skip
 
 
 def write_stacks(attempt: "Attempt", left: Sequence[procs.Proc]) -> None:

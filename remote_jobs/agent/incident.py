@@ -29,6 +29,7 @@ STACKS_FILE = "stacks.json"
 _TAIL_BYTES = 256 * 1024
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE|AUTH|COOKIE|SESSION_KEY", re.I)
 _KERNEL_LINES = re.compile(r"NVRM: Xid|Out of memory|oom-kill|oom_reaper|segfault at|I/O error|EXT4-fs error|XFS .*(?:error|corrupt)", re.I)
+_KERNEL_STAMP = re.compile(r"\[\s*(\d+\.\d+)\]")
 MASK = "***"
 
 
@@ -139,10 +140,17 @@ def read(attempt_dir: str) -> Dict[str, Any]:
     return found
 
 
-def kernel_lines(limit: int = 40) -> Any:
-    """Newest kernel messages about GPUs (Xid), memory and storage, where the kernel log may be read."""
-    text = _output(["dmesg"], 5.0)
-    return [line for line in text.splitlines() if _KERNEL_LINES.search(line)][-limit:]
+def kernel_lines(limit: int = 40, since_s: float = 0.0) -> List[str]:
+    """Newest kernel messages about GPUs (Xid), memory and storage; empty where the kernel log may not be read.
+
+    ``since_s``: only messages after this time since boot (dmesg's own clock, close to the monotonic one).
+    """
+    lines = []
+    for line in _output(["dmesg"], 5.0).splitlines():
+        stamp = _KERNEL_STAMP.match(line)
+        if stamp and float(stamp.group(1)) >= since_s - 1.0 and _KERNEL_LINES.search(line):
+            lines.append(line)
+    return lines[-limit:]
 
 
 def _output(argv: Sequence[str], timeout_s: float) -> str:

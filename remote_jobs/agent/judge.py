@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from remote_jobs.agent.supervisor import Supervisor
 
 
+_HEAD_BYTES, _TAIL_BYTES = 2 << 20, 8 << 20
+"""What the verdict reads of a huge log: enough for the arguments at its head and every rank's death at its end."""
+
+
 @dataclass
 class Facts:
     """Everything the verdict needs, collected before the fork."""
@@ -36,6 +40,7 @@ class Facts:
     is_service: bool
     marker_progress: int
     oom_kills_before: Optional[int]
+    started_mono: float
     context: Dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -59,6 +64,7 @@ class Facts:
             is_service=stepper.is_service,
             marker_progress=attempt.work_done(),
             oom_kills_before=attempt.oom_kills_before,
+            started_mono=attempt.started_mono,
             context=incident.context(attempt, stepper.spec, boss.spec, left),
         )
 
@@ -83,9 +89,12 @@ def judge(facts: Facts) -> Dict[str, Any]:
 def _verdict(facts: Facts, counted: Optional[int]) -> Optional[Dict[str, Any]]:
     if facts.stop_kind in ("timeout", "not_ready"):
         return unknown_verdict(facts.stop_reason or facts.stop_kind, signature=facts.stop_kind)
-    from remote_jobs.logs import explain_file  # heavy (rules): only ever loaded in the side task
+    from remote_jobs.logs.source import explain_file  # heavy (rules): only ever loaded in the side task
 
-    failure: Optional[Dict[str, Any]] = explain_file(facts.log_path, exit_status=facts.exit_status)["failure"]
+    explained = explain_file(
+        facts.log_path, facts.exit_status, _HEAD_BYTES, _TAIL_BYTES, host=incident.kernel_lines(since_s=facts.started_mono)
+    )
+    failure: Optional[Dict[str, Any]] = explained["failure"]
     if facts.exit_status == 0:
         if failure is not None:
             return failure

@@ -275,12 +275,14 @@ def started_at_s(proc: Proc) -> float:
     return boot_time_s() + proc.start_ticks / float(_CLOCK_TICKS)
 
 
-def read_bytes(pid: int) -> Optional[int]:
-    """Bytes this process fetched from storage or page cache so far (rchar of /proc/PID/io), None if unreadable."""
+def io_bytes(pid: int) -> Optional[int]:
+    """Bytes this process has read and written so far (rchar + wchar of /proc/PID/io), None if unreadable."""
+    total = 0
     with contextlib.suppress(OSError, ValueError), open("/proc/{}/io".format(pid), encoding="ascii") as file:
         for line in file:
-            if line.startswith("rchar:"):
-                return int(line.split()[1])
+            if line.startswith(("rchar:", "wchar:")):
+                total += int(line.split()[1])
+        return total
     return None
 
 

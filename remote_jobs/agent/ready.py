@@ -46,6 +46,6 @@ def in_log(rule: Mapping[str, Any], attempt: "Attempt") -> bool:
     """True when the log holds the text of ``{log: TEXT}`` or a `::orch` marker with the state of ``{marker: STATE}``."""
     if "marker" in rule:
         wanted = str(rule["marker"])
-        return any(marker.get("state") == wanted for marker in attempt.markers)
+        return any(marker.get("state") == wanted for marker in attempt.markers.newest())
     text = str(rule.get("log", "")).encode("utf-8")
     return bool(text) and attempt.saw(text)

@@ -372,7 +372,7 @@ class Stepper:
         if limit and now - attempt.started_mono > float(limit) + self._extra_s:
             attempt.request_stop("timeout", "ran longer than timeout_s = {:.0f}".format(float(limit)))
             return
-        reason = self._hang.look(now, attempt, self.spec, self.boss.side_pids())
+        reason = self._hang.look(now, attempt, self.spec, service_ready=self._ready)
         if reason:
             self.boss.emit(EventKind.HANG_SUSPECTED, self.name, attempt.n, reason=reason["summary"], text=reason["summary"])
             self._hang_verdict = reason
