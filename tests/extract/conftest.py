@@ -121,6 +121,12 @@ def poison(folder: Path, name: str) -> None:
     raise AssertionError(f"no weight {name} in {folder}")
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For products this small two threads only spin against other tests."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """float32 checkpoints by kind, so that comparisons can be tight."""

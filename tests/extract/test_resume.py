@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from remote_jobs.logs import explain_bytes
 from tests.extract.conftest import Result, prompts, read_sample, save_model, write_rows
 
 Run = Callable[..., Result]
@@ -40,7 +41,9 @@ def test_sigkill_half_way_then_resume_makes_only_what_is_missing(
     process, folder = start_extract(models["qwen3"], many, "--max-num-seqs", "1")
     wait_for_files(process, folder, 20)
     process.send_signal(signal.SIGKILL)
-    assert process.wait(DEADLINE_S) == -signal.SIGKILL
+    log = process.communicate(timeout=DEADLINE_S)[1]
+    assert process.returncode == -signal.SIGKILL
+    assert explain_bytes(log.encode(), process.returncode)["failure"]["class"] == "killed"
     before = {path.name: path.stat().st_mtime_ns for path in folder.glob("hs_*.safetensors")}
     assert 20 <= len(before) < 600
     (folder / "hs_590.safetensors.tmp.99999").write_bytes(b"half a file")
@@ -56,29 +59,21 @@ def test_sigkill_half_way_then_resume_makes_only_what_is_missing(
     assert f"{len(before)}/600" in result.log, "the bar starts at what was there"
 
 
-def test_sigterm_finishes_the_file_in_hand_and_exits_143(
-    models: dict[str, Path], many: Path, start_extract: Start
+def test_a_second_run_is_refused_and_sigterm_finishes_the_file_in_hand(
+    models: dict[str, Path], many: Path, start_extract: Start, run_extract: Run
 ) -> None:
     process, folder = start_extract(models["qwen3"], many, "--max-num-seqs", "1")
-    wait_for_files(process, folder, 5)
+    wait_for_files(process, folder, 3)
+    second = run_extract(models["qwen3"], many)
+    assert second.status == 2
+    assert second.last_line == f"ConfigError: another extract (pid {process.pid}) is writing to {folder}"
+
     process.send_signal(signal.SIGTERM)
     log = process.communicate(timeout=DEADLINE_S)[1]
-
     assert process.returncode == 143
     assert "extract: stopped by SIGTERM" in log.rstrip().rsplit("\n", 1)[-1]
     assert not list(folder.glob("*.tmp.*"))
     assert len(list(folder.glob("hs_*.safetensors"))) < 600
-
-
-def test_a_second_run_on_the_same_folder_is_refused(
-    models: dict[str, Path], many: Path, start_extract: Start, run_extract: Run
-) -> None:
-    process, folder = start_extract(models["qwen3"], many, "--max-num-seqs", "1")
-    wait_for_files(process, folder, 1)
-    result = run_extract(models["qwen3"], many)
-    assert result.status == 2
-    assert result.last_line == f"ConfigError: another extract (pid {process.pid}) is writing to {folder}"
-    assert process.poll() is None
 
 
 def test_a_finished_folder_is_done_without_loading(

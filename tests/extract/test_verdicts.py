@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import torch
 
 from remote_jobs.logs import explain_bytes
 from tests.extract.conftest import Result, poison, prompts, save_model, write_rows
-from tests.extract.test_resume import DEADLINE_S, wait_for_files
 
 Run = Callable[..., Result]
 
@@ -96,15 +93,3 @@ def test_a_healthy_run_has_no_failure_and_all_its_phases(
         ("Extracting hidden states", 40, 40),
         ("Verifying against a fresh forward pass", 3, 3),
     ]
-
-
-def test_a_killed_run_is_killed(
-    models: dict[str, Path], start_extract: Callable[..., Any], tmp_path: Path
-) -> None:
-    dataset = write_rows(tmp_path / "rows.jsonl", list(prompts(600)))
-    process: subprocess.Popen[str]
-    process, folder = start_extract(models["qwen3"], dataset, "--batch-size", "1")
-    wait_for_files(process, folder, 3)
-    process.send_signal(signal.SIGKILL)
-    log = process.communicate(timeout=DEADLINE_S)[1]
-    assert explain_bytes(log.encode(), -9)["failure"]["class"] == "killed"
