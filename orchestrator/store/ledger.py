@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from orchestrator.core.errors import LocalError
 from orchestrator.core.paths import ledger_path
@@ -41,14 +41,14 @@ CREATE TABLE IF NOT EXISTS jobs (
   seen_at TEXT,
   seq INTEGER NOT NULL DEFAULT -1,   -- of the last event in the view; an older view never replaces a newer one
   view TEXT                          -- the job's JSON as last seen
-) STRICT;
+);
 CREATE INDEX IF NOT EXISTS intents ON jobs (plan_sha256, host) WHERE confirmed_at IS NULL;
 CREATE TABLE IF NOT EXISTS runs (    -- mirror of <root>/history of the hosts
   host TEXT NOT NULL,
   job TEXT NOT NULL,
   record TEXT NOT NULL,
   PRIMARY KEY (host, job)
-) STRICT;
+);
 """
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class JobRow:
-    """One job of the ledger. Times are ISO UTC; ``seen_at`` is a datetime, since ages are computed from it."""
+    """One job of the ledger. Times are ISO UTC."""
 
     id: str
     host: str
@@ -65,7 +65,7 @@ class JobRow:
     plan_sha256: str | None
     created_at: str
     confirmed: bool
-    seen_at: datetime | None
+    seen_at: str | None
     view: dict[str, Any] | None
 
 
@@ -74,7 +74,7 @@ class _NotOurs(sqlite3.DatabaseError):
 
 
 def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
+    sys.stderr.write(line + "\n")
 
 
 class Ledger:
@@ -111,7 +111,7 @@ class Ledger:
         with self._lock:
             self._connection.close()
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -272,16 +272,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA journal_mode = WAL")  # file systems that cannot do it keep the old way
         connection.execute("PRAGMA synchronous = FULL")  # an intent must outlive a power cut
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
-            raise LocalError(
-                f"the ledger {path} was written by a newer orch: it has version {version}, "
-                f"this one reads version {SCHEMA_VERSION}",
-                "update orch, or set ORCH_HOME to another folder",
-            )
-        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if version == 0 and tables - {"jobs", "runs"}:
-            raise _NotOurs("it holds the tables of another program")
+        version, tables = _found(path, connection)
         if version < SCHEMA_VERSION or not {"jobs", "runs"} <= tables:
             connection.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA.split(";"):
@@ -293,6 +284,23 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _found(path: Path, connection: sqlite3.Connection) -> tuple[int, set[str]]:
+    """Version and tables of the file."""
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > SCHEMA_VERSION:
+        raise LocalError(
+            f"the ledger {path} was written by a newer orch: it has version {version}, "
+            f"this one reads version {SCHEMA_VERSION}",
+            "update orch, or set ORCH_HOME to another folder",
+        )
+    tables = {
+        str(row[0]) for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    }
+    if version == 0 and tables - {"jobs", "runs"}:
+        raise _NotOurs("it holds the tables of another program")
+    return version, tables
 
 
 def _repaired(path: Path, error: sqlite3.DatabaseError, say: Callable[[str], None]) -> sqlite3.Connection:
@@ -388,17 +396,10 @@ def _row(record: sqlite3.Row) -> JobRow:
         plan_sha256=record["plan_sha256"],
         created_at=record["created_at"],
         confirmed=record["confirmed_at"] is not None,
-        seen_at=_datetime(record["seen_at"]),
+        seen_at=record["seen_at"],
         view=view if isinstance(view, dict) else None,
     )
 
 
 def _iso(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _datetime(text: str | None) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text) if text else None
-    except ValueError:
-        return None
