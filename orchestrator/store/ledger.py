@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS jobs (
   created_at TEXT NOT NULL,
   confirmed_at TEXT,                 -- null: the launch was begun, and no host has answered for it yet
   seen_at TEXT,
-  seq INTEGER NOT NULL DEFAULT -1,   -- of the last event in the view; an older view never replaces a newer one
+  seq INTEGER NOT NULL DEFAULT -1,   -- of the last event in the view, an older view never replaces a newer one
   view TEXT                          -- the job's JSON as last seen
 );
 CREATE INDEX IF NOT EXISTS intents ON jobs (plan_sha256, host) WHERE confirmed_at IS NULL;
