@@ -1,0 +1,455 @@
+"""Supervisor and agent as a host sees them: real processes, real kills, an empty environment, the oldest Python too."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.host_side import HostSide, Refused, attempts, ended, log_text, look, pythons
+from tests.support.jobdir import alive, environment, kill
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture(params=pythons().values(), ids=pythons().keys())
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HostSide]:
+    with HostSide(tmp_path, request.param) as side:
+        yield side
+
+
+def step(name: str, run: str, **more: object) -> dict[str, object]:
+    return {"name": name, "run": run, "retry": {"attempts": 1}, **more}
+
+
+# ------------------------------------------------------------------------------------------------------ how it ends
+
+
+@pytest.mark.parametrize(
+    ("run", "state", "exit_status"),
+    [
+        ("true", "succeeded", 0),
+        ("exit 3", "failed", 3),
+        ("kill -9 $$", "failed", -9),
+        ("kill -SEGV $$", "failed", -11),
+        ("exec /nowhere/at/all", "failed", 127),
+    ],
+)
+def test_exit_statuses(host: HostSide, run: str, state: str, exit_status: int) -> None:
+    agent = host.agent()
+    job = host.launch(agent, run)
+    assert ended(job) == state
+    assert attempts(agent, job.id) == [(state, exit_status)]
+    assert job.record("result.json")["state"] == state
+    assert not (job.path / "reserve").exists()
+
+
+def test_a_job_outlives_its_agent_and_another_agent_finds_it(host: HostSide) -> None:
+    first = host.agent()
+    job = host.launch(first, "until [ -e go ]; do sleep 0.03; done; exit 5")
+    job.wait_for_kind("attempt_started")
+    first.process.kill()
+    first.process.wait()
+    assert alive(job.supervisor)
+    (host.work / "go").touch()
+    assert ended(job) == "failed"
+    assert attempts(host.agent(), job.id) == [("failed", 5)]
+
+
+def test_agent_ends_with_its_channel_and_holds_nothing_open(host: HostSide) -> None:
+    """A closed channel ends the agent, and no process of the job keeps its pipes open (else ssh would hang)."""
+    agent = host.agent()
+    job = host.launch(agent, "sleep 60")
+    job.wait_for_kind("attempt_started")
+    pipes = {os.readlink(f"/proc/{agent.process.pid}/fd/{number}") for number in (0, 1)}
+    for pid in (job.supervisor, job.main):
+        held = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+        assert not held & pipes, f"{pid} holds the channel"
+    assert agent.close() == 0
+    assert alive(job.main)
+
+
+def test_surroundings_of_a_job(host: HostSide) -> None:
+    agent = host.agent(SSH_CONNECTION="1.2.3.4 5 6.7.8.9 22", SSH_AUTH_SOCK="/tmp/dead")
+    job = host.launch(
+        agent,
+        "env > env.txt; readlink /proc/self/fd/0 > stdin.txt; cat /proc/self/oom_score_adj > oom.txt; "
+        "ls -l /proc/self/fd > fds.txt; cut -d' ' -f6 /proc/self/stat > session.txt; trap > traps.txt; "
+        "grep Sig /proc/self/status > signals.txt; ps -o pid= -p $$ >/dev/null",
+    )
+    assert ended(job) == "succeeded"
+    env = dict(line.split("=", 1) for line in (host.work / "env.txt").read_text().splitlines() if "=" in line)
+    assert env["ORCH_JOB"] == job.id
+    assert (env["PYTHONUNBUFFERED"], env["COLUMNS"], env["SPT_NOENV"]) == ("1", "400", "1")
+    assert env["ORCH_WORKDIR"] == str(host.work)
+    assert "SSH_CONNECTION" not in env
+    assert "SSH_AUTH_SOCK" not in env
+    assert (host.work / "stdin.txt").read_text() == "/dev/null\n"
+    assert (host.work / "oom.txt").read_text() == "500\n"
+    ignored = [line.split()[1] for line in (host.work / "signals.txt").read_text().splitlines() if "SigIgn" in line]
+    assert int(ignored[0], 16) & ~(1 << 12 | 1 << 24) == 0, "the job must not start with ignored signals"
+
+
+def test_supervisor_is_small_detached_and_marked_by_no_terminal(host: HostSide) -> None:
+    agent = host.agent()
+    job = host.launch(agent, "for i in $(seq 2000); do echo line $i of some output; done; sleep 60")
+    job.wait_for_kind("attempt_started")
+    supervisor = job.supervisor
+    fields = Path(f"/proc/{supervisor}/stat").read_text().rpartition(")")[2].split()
+    parent, session, terminal = int(fields[1]), int(fields[3]), int(fields[4])
+    assert parent != agent.process.pid
+    assert session != os.getsid(agent.process.pid)
+    assert terminal == 0
+    assert "ORCH_JOB" not in environment(supervisor), "the supervisor is not a process of the job"
+    status = Path(f"/proc/{supervisor}/status").read_text()
+    [peak] = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")]
+    assert peak < 25 * 1024, f"{peak} KiB"
+    assert os.readlink(f"/proc/{supervisor}/cwd") == "/"
+
+
+# -------------------------------------------------------------------------------------------------------- one copy
+
+
+def test_a_resent_launch_adopts(host: HostSide) -> None:
+    agent = host.agent()
+    spec = host.spec("echo $$ >> starts; sleep 60")
+    first = agent.request("launch", spec=spec, secrets={}, new=False)
+    second = agent.request("launch", spec=spec, secrets={}, new=False)
+    third = host.agent().request("launch", spec=spec, secrets={}, new=False)
+    assert [first["adopted"], second["adopted"], third["adopted"]] == [False, True, True]
+    wait_until((host.work / "starts").exists, "the job runs")
+    assert len((host.work / "starts").read_text().split()) == 1
+    [job] = host.jobs()
+    assert len(job.supervisors()) == 1
+
+
+def test_many_agents_launch_the_same_job_at_once(host: HostSide) -> None:
+    agents = [host.agent() for _ in range(6)]
+    spec = host.spec("echo $$ >> starts; sleep 60")
+    numbers = [agent.send("launch", spec=spec, secrets={}, new=False) for agent in agents]
+    for agent, number in zip(agents, numbers, strict=True):
+        assert agent.answer(number)["job"] == spec["id"]
+    wait_until((host.work / "starts").exists, "the job runs")
+    [job] = host.jobs()
+    assert len(job.supervisors()) == 1
+    assert len((host.work / "starts").read_text().split()) == 1
+
+
+def test_the_same_id_with_another_plan_is_refused(host: HostSide) -> None:
+    agent = host.agent()
+    host.launch(agent, "sleep 60")
+    with pytest.raises(Refused, match="exists_other"):
+        agent.request("launch", spec=host.spec("true", plan_sha256="1" * 64), secrets={}, new=False)
+
+
+@pytest.mark.parametrize("job", ["", "..", "../../etc", "a/b", ".hidden", "a\0b", "x" * 300])
+def test_ids_that_would_leave_the_folder_are_refused(host: HostSide, job: str) -> None:
+    agent = host.agent()
+    with pytest.raises(Refused):
+        agent.request("launch", spec=host.spec("true", job), secrets={}, new=False)
+    assert agent.request("hello")["ok"], "the agent lives on"
+
+
+# ------------------------------------------------------------------------------------------------- lost, and found
+
+
+def test_lost_with_and_without_survivors(host: HostSide) -> None:
+    agent = host.agent()
+    job = host.launch(agent, "sleep 300 & wait")
+    job.wait_for_kind("attempt_started")
+    main = job.main
+    wait_until(lambda: len(job.marked()) == 2, "main and child run")
+    kill(job.supervisor)
+    wait_until(lambda: not job.supervisors(), "the supervisor is gone")
+    found = look(agent, job.id)
+    assert (found["state"]["state"], found["alive"]) == ("lost", False)
+    assert main in [process["pid"] for process in found["lost"]["processes"]]
+    for pid in job.marked():
+        kill(pid)
+    wait_until(lambda: not job.marked(), "they are gone")
+    found = look(agent, job.id)
+    assert found["state"]["state"] == "lost"
+    assert found["lost"]["processes"] == []
+
+
+def test_retry_of_a_lost_job_ends_the_survivors_first(host: HostSide) -> None:
+    agent = host.agent()
+    job = host.launch(agent, "echo $$ >> starts; until [ -e go ]; do sleep 0.03; done")
+    wait_until((host.work / "starts").exists, "the job runs")
+    main = job.main
+    kill(job.supervisor)
+    wait_until(lambda: not job.supervisors(), "the supervisor is gone")
+    agent.request("control", job=job.id, action="retry", args={}, wait_s=10)
+    job.wait_for_kind("attempt_started", count=2)
+    assert not alive(main)
+    (host.work / "go").touch()
+    assert ended(job) == "succeeded"
+    assert [state for state, _ in attempts(agent, job.id)] == ["lost", "succeeded"]
+    seqs = [event["seq"] for event in job.events()]
+    assert seqs == sorted(set(seqs))
+
+
+# --------------------------------------------------------------------------------------------------- stop and trees
+
+
+ESCAPE = (
+    "setsid sleep 996 & (sleep 996 &) ; env -i setsid sleep 996 & setsid -f sleep 996; "
+    "env -i setsid -f sleep 996; touch ready; sleep 996"
+)
+
+
+def sleepers() -> list[int]:
+    return [
+        int(path.name)
+        for path in Path("/proc").glob("[0-9]*")
+        if alive(int(path.name)) and (path / "cmdline").read_bytes() == b"sleep\x00996\x00"
+    ]
+
+
+def test_stop_finds_escapees(host: HostSide) -> None:
+    agent = host.agent()
+    before = set(sleepers())
+    job = host.launch(agent, [step("work", ESCAPE, grace_s=1.0)])
+    wait_until((host.work / "ready").exists, "all have started")
+    wait_until(lambda: len(set(sleepers()) - before) == 6, "six sleepers run")
+    agent.request("control", job=job.id, action="stop", args={}, wait_s=10)
+    assert ended(job) == "stopped"
+    assert not set(sleepers()) - before
+
+
+def test_stop_ladder_ends_in_sigkill_and_says_so(host: HostSide) -> None:
+    agent = host.agent()
+    job = host.launch(agent, [step("work", "trap '' TERM; touch ready; while :; do sleep 0.05; done", grace_s=0.4)])
+    wait_until((host.work / "ready").exists, "the trap is set")
+    started = time.monotonic()
+    answer = agent.request("control", job=job.id, action="stop", args={"reason": "enough"}, wait_s=10)
+    assert answer["acknowledged"] is True
+    assert ended(job) == "stopped"
+    assert 0.3 < time.monotonic() - started < 8
+    signals = [event["data"]["signal"] for event in job.events() if event["kind"] == "stop_sent"]
+    assert [str(signum).replace("SIG", "") for signum in signals] in (["TERM", "KILL"], ["15", "9"])
+
+
+def test_stragglers_are_reported_and_ended_when_the_main_process_ends(host: HostSide) -> None:
+    agent = host.agent()
+    job = host.launch(agent, "setsid sleep 300 & echo $! > child; exit 0")
+    assert ended(job, within_s=40) == "succeeded"
+    assert not alive(int((host.work / "child").read_text()))
+    [event] = [event for event in job.events() if event["kind"] == "stragglers"]
+    assert event["data"]["processes"][0]["pid"] == int((host.work / "child").read_text())
+
+
+def test_signals_to_the_supervisor_are_noted_not_obeyed(host: HostSide) -> None:
+    agent = host.agent()
+    job = host.launch(agent, "until [ -e go ]; do sleep 0.03; done")
+    job.wait_for_kind("attempt_started")
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        kill(job.supervisor, signum)
+    job.wait_for_kind("note", count=3)
+    (host.work / "go").touch()
+    assert ended(job) == "succeeded"
+
+
+# ---------------------------------------------------------------------------------------------------- needs, services
+
+
+def test_steps_run_in_the_order_of_their_needs(host: HostSide) -> None:
+    agent = host.agent()
+    steps = [
+        step("c", "echo c >> order", needs=["b"]),
+        step("a", "echo a >> order"),
+        step("b", "echo b >> order", needs=["a"]),
+    ]
+    assert ended(host.launch(agent, steps)) == "succeeded"
+    assert (host.work / "order").read_text().split() == ["a", "b", "c"]
+
+
+def test_a_step_whose_need_failed_is_skipped(host: HostSide) -> None:
+    agent = host.agent()
+    job = host.launch(agent, [step("a", "exit 1"), step("b", "touch ran", needs=["a"]), step("c", "touch other")])
+    assert ended(job) == "failed"
+    states = [item["state"] for item in look(agent, job.id)["state"]["steps"]]
+    assert states == ["failed", "skipped", "succeeded"]
+    assert not (host.work / "ran").exists()
+
+
+@pytest.mark.parametrize("ready", ["log", "port", "http"])
+def test_a_service_is_ready_before_its_user_starts_and_stopped_after(host: HostSide, ready: str) -> None:
+    agent = host.agent()
+    port = 20000 + os.getpid() % 20000
+    server = f"{host.python} -u -m http.server {port} --bind 127.0.0.1"
+    probe = {"log": "Serving HTTP", "port": port, "http": f"http://127.0.0.1:{port}/"}[ready]
+    steps = [
+        step("serve", server, service={"ready": {ready: probe}, "timeout_s": 20}),
+        step("use", f"exec 3<>/dev/tcp/127.0.0.1/{port} && touch reached", needs=["serve"]),
+    ]
+    job = host.launch(agent, steps)
+    assert ended(job) == "succeeded"
+    assert (host.work / "reached").exists()
+    assert [item["state"] for item in look(agent, job.id)["state"]["steps"]] == ["succeeded", "succeeded"]
+    assert "step_ready" in job.kinds()
+
+
+def test_a_service_that_is_never_ready_fails(host: HostSide) -> None:
+    agent = host.agent()
+    steps = [
+        step("serve", "sleep 60", service={"ready": {"log": "never printed"}, "timeout_s": 0.5}, grace_s=0.5),
+        step("use", "touch reached", needs=["serve"]),
+    ]
+    job = host.launch(agent, steps)
+    assert ended(job) == "failed"
+    assert not (host.work / "reached").exists()
+
+
+# ------------------------------------------------------------------------------------------------------------- looks
+
+
+def test_long_poll_answers_when_the_job_ends(host: HostSide) -> None:
+    agent = host.agent()
+    job = host.launch(agent, "until [ -e go ]; do sleep 0.01; done; date +%s.%N > ended")
+    job.wait_for_kind("attempt_started")
+    delays = []
+    seq = look(agent, job.id)["state"]["seq"]
+    number = agent.send("look", jobs=[job.id], seen={job.id: seq}, wait_s=20)
+    (host.work / "go").touch()
+    while True:
+        answer = agent.answer(number)
+        state = answer["jobs"][job.id]["state"]
+        if state["state"] == "succeeded":
+            delays.append(time.time() - float((host.work / "ended").read_text()))
+            break
+        number = agent.send("look", jobs=[job.id], seen={job.id: state["seq"]}, wait_s=20)
+    assert delays[0] < 1.5
+
+
+def test_an_idle_long_poll_lasts_its_time_and_others_are_answered_meanwhile(host: HostSide) -> None:
+    agent = host.agent()
+    job = host.launch(agent, "sleep 60")
+    job.wait_for_kind("attempt_started")
+    seq = look(agent, job.id)["state"]["seq"]
+    started = time.monotonic()
+    number = agent.send("look", jobs=[job.id], seen={job.id: seq}, wait_s=1.5)
+    for _ in range(5):
+        agent.request("hello")
+    assert time.monotonic() - started < 1.0
+    agent.answer(number)
+    assert time.monotonic() - started >= 1.3
+
+
+def test_log_deltas_are_exact_and_bounded(host: HostSide) -> None:
+    agent = host.agent()
+    job = host.launch(agent, "seq -f 'line %.0f of a log' 40000; printf 'no newline \\377 at the end'")
+    assert ended(job) == "succeeded"
+    whole = job.log(1, "work").read_bytes()
+    cursor = {"job": job.id, "step": "work", "attempt": 1, "inode": 0, "offset": 0, "max_bytes": 65536}
+    read = b""
+    for _ in range(100):
+        answer = agent.request("look", jobs=[job.id], logs=[cursor])
+        part = log_text(answer)
+        assert len(part) <= 65536
+        read += part
+        entry = answer["logs"][0]
+        cursor.update(inode=entry["inode"], offset=entry["end"])
+        if entry["caught_up"]:
+            break
+    assert read == whole
+    tail = agent.request("look", jobs=[job.id], logs=[{**cursor, "offset": -1, "tail_bytes": 100}])
+    assert whole.endswith(log_text(tail))
+    assert 0 < len(log_text(tail)) <= 100
+
+
+def test_damaged_jobs_and_strange_folders_hide_no_healthy_one(host: HostSide) -> None:
+    agent = host.agent()
+    job = host.launch(agent, "true")
+    ended(job)
+    for name, content in (("no-spec", None), ("half", b'{"v": 1, "id'), ("newer", b'{"v": 99}'), ("binary", b"\0\xff" * 99)):
+        (host.root / "jobs" / name).mkdir()
+        if content:
+            (host.root / "jobs" / name / "spec.json").write_bytes(content)
+    (host.root / "jobs" / "a-file").touch()
+    answer = agent.request("look")
+    assert answer["jobs"][job.id]["state"]["state"] == "succeeded"
+    assert answer["jobs"]["no-spec"]["unfinished"] is True if "no-spec" in answer["jobs"] else True
+    assert {"half", "newer", "binary"} <= set(answer["unreadable"])
+    assert "99" in answer["unreadable"]["newer"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"not json\n", b"[]\n", b"{}\n", b'{"id": 1}\n', b'{"id": 2, "op": "no such"}\n', b'{"id": 3, "op": "look", "jobs": 7}\n',
+     b'{"id": 4, "op": "launch"}\n', b'{"id": 5, "op": "get", "path": "/etc/shadow", "offset": -5, "length": 1e99}\n',
+     b"\xff\xfe\n", b'{"id": 6, "op": "control", "job": "../x", "action": "stop"}\n'],
+)  # fmt: skip
+def test_nonsense_on_the_wire_does_not_end_the_agent(host: HostSide, line: bytes) -> None:
+    agent = host.agent()
+    assert agent.process.stdin is not None
+    agent.process.stdin.write(line)
+    agent.process.stdin.flush()
+    agent._last = 100
+    assert agent.request("hello")["ok"]
+
+
+def test_secrets_reach_the_job_and_nothing_else(host: HostSide) -> None:
+    agent = host.agent()
+    secret = "hunter2-" + "x" * 20
+    spec = host.spec([step("work", "printf '%s' \"$TOKEN\" | wc -c > tmp; mv tmp length; until [ -e go ]; do sleep 0.03; done")])
+    spec["steps"][0]["secrets"] = ["TOKEN"]
+    agent.request("launch", spec=spec, secrets={"work": {"TOKEN": secret}}, new=False)
+    [job] = host.jobs()
+    wait_until((host.work / "length").exists, "the job has read it")
+    assert int((host.work / "length").read_text()) == len(secret)
+    for path in job.path.rglob("*"):
+        if path.is_file() and secret.encode() in path.read_bytes():
+            assert path.name == "secrets.json"
+            assert path.stat().st_mode & 0o777 == 0o600
+    for pid in (job.supervisor, agent.process.pid):
+        assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    (host.work / "go").touch()
+    ended(job)
+    assert not [path for path in host.root.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+
+
+def test_files_are_put_in_pieces_verified_and_resumed(host: HostSide) -> None:
+    import hashlib
+
+    agent = host.agent()
+    data = os.urandom(300_000)
+    sha256 = hashlib.sha256(data).hexdigest()
+    assert agent.request("have", sha256=[sha256])["missing"] == [{"sha256": sha256, "offset": 0}]
+    agent.request("put", data[:100_000], sha256=sha256, size=len(data), offset=0, last=False)
+    agent.process.kill()
+    other = host.agent()
+    [missing] = other.request("have", sha256=[sha256])["missing"]
+    assert missing == {"sha256": sha256, "offset": 100_000}
+    answer = other.request("put", data[100_000:], sha256=sha256, size=len(data), offset=100_000, last=True)
+    assert answer["stored"] is True
+    assert other.request("have", sha256=[sha256])["missing"] == []
+    with pytest.raises(Refused):
+        other.request("put", b"other bytes", sha256="0" * 64, size=11, offset=0, last=True)
+    assert other.request("have", sha256=["0" * 64])["missing"] == [{"sha256": "0" * 64, "offset": 0}]
+
+
+def test_the_process_table_shows_the_job(host: HostSide) -> None:
+    agent = host.agent()
+    job = host.launch(agent, "sleep 61 & wait")
+    wait_until(lambda: len(job.marked()) == 2, "main and child run")
+    attempt = look(agent, job.id, processes=True)["state"]["steps"][0]["attempts"][0]
+    commands = [process["command"] for process in attempt["processes"]]
+    assert any("sleep 61" in command for command in commands)
+    assert {"pid", "ppid", "user", "state", "cpu_pct", "rss_mib", "command"} <= set(attempt["processes"][0])
+
+
+def test_records_are_json_lines_with_one_event_each(host: HostSide) -> None:
+    agent = host.agent()
+    job = host.launch(agent, "true")
+    ended(job)
+    lines = (job.path / "events.jsonl").read_bytes().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert all(event["v"] == 1 and event["at"].endswith("Z") for event in events)
+    assert events[0]["kind"] == "created"
+    assert events[-1]["kind"] == "finished"
