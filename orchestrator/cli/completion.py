@@ -43,6 +43,6 @@ def completion(
             f"no completion script for the shell {name or '(SHELL is not set)'}",
             f"say which one: orch completion {' | '.join(Shell)}",
         )
-    from typer.completion import get_completion_script
+    from typer._completion_shared import get_completion_script
 
     out(get_completion_script(prog_name="orch", complete_var="_ORCH_COMPLETE", shell=name))

@@ -21,7 +21,9 @@ from orchestrator.cli.options import (
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command(
-        epilog=examples("orch stop JOB", "orch stop JOB --wait     # until every process is gone, exit 0 when it is")
+        epilog=examples(
+            "orch stop JOB", "orch stop JOB --wait     # until every process is gone, exit 0 when it is"
+        )
     )(stop)
     app.command(
         epilog=examples(
@@ -36,7 +38,8 @@ def stop(
     step: StepOption = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return only when the job has ended.")] = False,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="With --wait: give up after this time with 124.")
+        str | None,
+        typer.Option("--timeout", metavar="TIME", help="With --wait: give up after this time with 124."),
     ] = None,
     reason: Annotated[str, typer.Option("--reason", help="Kept in the job's events.")] = "",
     inventory: InventoryOption = None,

@@ -15,7 +15,9 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the demo's SSH host up and print what to try.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the demo's SSH host up and print what to try.")
+    ] = False,
 ) -> None:
     """See a whole job run, crash, retry and finish on this machine.
 

@@ -37,7 +37,9 @@ def fetch(
     dest: Annotated[Path, typer.Argument(metavar="DEST", help="Folder on this laptop; made when missing.")],
     include: Annotated[
         list[str] | None,
-        typer.Option("--include", metavar="GLOB", help="Only files whose path or name fits. Several are allowed."),
+        typer.Option(
+            "--include", metavar="GLOB", help="Only files whose path or name fits. Several are allowed."
+        ),
     ] = None,
     what: Annotated[What, typer.Option("--what", help="What to bring.")] = What.OUTPUTS,
     inventory: InventoryOption = None,
@@ -60,6 +62,9 @@ def fetch(
             answer = bring(session, found, dest, include=include or [], what=what.value, progress=progress)
     if as_json:
         document(answer)
+    if answer["links"]:
+        names = ", ".join(one_line(item["path"]) for item in answer["links"][:5])
+        say(f"orch: {plural(len(answer['links']), 'link')} not followed: {names}")
     for item in answer["skipped"]:
         say(f"orch: not fetched: {one_line(item['path'])}: {one_line(item['reason'])}")
     if not as_json:

@@ -38,7 +38,9 @@ def register(app: typer.Typer) -> None:
         )
     )(check)
     app.add_typer(group)
-    app.command(epilog=examples("orch gpus gpubox", "nvidia-smi | orch gpus --from -", "orch gpus --from smi.txt"))(gpus)
+    app.command(
+        epilog=examples("orch gpus gpubox", "nvidia-smi | orch gpus --from -", "orch gpus --from smi.txt")
+    )(gpus)
     app.command(
         epilog=examples(
             "orch init gpubox                          # an alias of your ~/.ssh/config",
@@ -72,7 +74,10 @@ def hosts(context: typer.Context, inventory: InventoryOption = None, as_json: Js
 def check(
     names: HostsArgument = None,
     accept_new: Annotated[
-        bool, typer.Option("--accept-new", help="Keep the key of a host that is not known yet. Never a changed one.")
+        bool,
+        typer.Option(
+            "--accept-new", help="Keep the key of a host that is not known yet. Never a changed one."
+        ),
     ] = False,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
@@ -101,10 +106,12 @@ def check(
 
 def gpus(
     host: Annotated[
-        str | None, typer.Argument(metavar="[HOST]", help="Host of the inventory.", autocompletion=complete_hosts)
+        str | None,
+        typer.Argument(metavar="[HOST]", help="Host of the inventory.", autocompletion=complete_hosts),
     ] = None,
     from_file: Annotated[
-        str | None, typer.Option("--from", metavar="FILE|-", help="Read what nvidia-smi printed; no host is asked.")
+        str | None,
+        typer.Option("--from", metavar="FILE|-", help="Read what nvidia-smi printed; no host is asked."),
     ] = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
@@ -134,11 +141,19 @@ def gpus(
 
 def init(
     host: Annotated[str, typer.Argument(metavar="HOST", help="ssh alias, or user@host:port.")],
-    name: Annotated[str | None, typer.Option("--name", help="Name in the inventory; default: from HOST.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name in the inventory; default: from HOST.")
+    ] = None,
     directory: Annotated[Path, typer.Option("--directory", "-C", help="Where to write the files.")] = Path(),
-    accept_new: Annotated[bool, typer.Option("--accept-new", help="Keep the host's key when it is not known.")] = False,
-    identity_file: Annotated[Path | None, typer.Option("--identity-file", "-i", help="Private key to use.")] = None,
-    known_hosts: Annotated[Path | None, typer.Option("--known-hosts", help="Another known_hosts file.")] = None,
+    accept_new: Annotated[
+        bool, typer.Option("--accept-new", help="Keep the host's key when it is not known.")
+    ] = False,
+    identity_file: Annotated[
+        Path | None, typer.Option("--identity-file", "-i", help="Private key to use.")
+    ] = None,
+    known_hosts: Annotated[
+        Path | None, typer.Option("--known-hosts", help="Another known_hosts file.")
+    ] = None,
     root: Annotated[str | None, typer.Option("--root", help="Folder on the host for jobs.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
     as_json: JsonOption = False,

@@ -31,7 +31,9 @@ def register(app: typer.Typer) -> None:
             "orch launch plan.yaml --wait 30m    # let a foreign GPU process end first",
         )
     )(launch)
-    app.command(epilog=examples("orch preflight plan.yaml", "orch preflight plan.yaml --deep --json"))(preflight)
+    app.command(epilog=examples("orch preflight plan.yaml", "orch preflight plan.yaml --deep --json"))(
+        preflight
+    )
 
 
 def launch(
@@ -39,15 +41,21 @@ def launch(
     host: HostOption = None,
     sets: SetOption = None,
     attempts: Annotated[
-        int | None, typer.Option("--attempts", min=1, metavar="N", help="Tries of every step, the first included.")
+        int | None,
+        typer.Option("--attempts", min=1, metavar="N", help="Tries of every step, the first included."),
     ] = None,
-    preflight: Annotated[bool, typer.Option("--preflight/--no-preflight", help="Check the host first.")] = True,
+    preflight: Annotated[
+        bool, typer.Option("--preflight/--no-preflight", help="Check the host first.")
+    ] = True,
     wait_gate: Annotated[
         str | None,
-        typer.Option("--wait", metavar="TIME", help="When a foreign process holds the GPUs, wait this long for it."),
+        typer.Option(
+            "--wait", metavar="TIME", help="When a foreign process holds the GPUs, wait this long for it."
+        ),
     ] = None,
     new: Annotated[
-        bool, typer.Option("--new", help="Start another job even if an earlier launch of this plan was cut short.")
+        bool,
+        typer.Option("--new", help="Start another job even if an earlier launch of this plan was cut short."),
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help=WATCH_HELP)] = False,
     inventory: InventoryOption = None,

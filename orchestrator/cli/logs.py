@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import AttemptOption, InventoryOption, JobArgument, StepOption, examples, open_session
+from orchestrator.cli.options import (
+    AttemptOption,
+    InventoryOption,
+    JobArgument,
+    StepOption,
+    examples,
+    open_session,
+)
 
 
 def register(app: typer.Typer) -> None:

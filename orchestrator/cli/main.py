@@ -14,7 +14,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from orchestrator.cli import completion, control, demo, explain, fetch, hosts, launch, logs, patch, status, watch
+from orchestrator.cli import (
+    completion,
+    control,
+    demo,
+    explain,
+    fetch,
+    hosts,
+    launch,
+    logs,
+    patch,
+    status,
+    watch,
+)
 from orchestrator.cli.options import HELP, examples
 
 INTERRUPTED = 130
@@ -22,8 +34,9 @@ BROKEN_PIPE = 141
 INTERNAL = 70
 
 ORDER = (
-    "demo init hosts gpus preflight launch status watch wait logs why stop retry fetch history explain patch completion"
-).split()
+    "demo", "init", "hosts", "gpus", "preflight", "launch", "status", "watch", "wait", "logs", "why", "stop", "retry",
+    "fetch", "history", "explain", "patch", "completion",
+)  # fmt: skip
 
 
 class Commands(TyperGroup):
@@ -87,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = "--json" in (args[: args.index("--")] if "--" in args else args)
     try:
         if "_ORCH_COMPLETE" in os.environ:
-            from typer.completion import completion_init
+            from typer._completion_classes import completion_init
 
             completion_init()
         result = app(args=args, prog_name="orch", standalone_mode=False)
@@ -154,7 +167,9 @@ def _usage(error: BaseException) -> BaseException:
 
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "orch"
-    words = str(getattr(error, "format_message", lambda: str(error))()).rstrip(".").replace("Value error, ", "")
+    words = (
+        str(getattr(error, "format_message", lambda: str(error))()).rstrip(".").replace("Value error, ", "")
+    )
     if type(error).__name__ == "NoArgsIsHelpError":
         words = "a command is missing"
     return UsageError(words[:1].lower() + words[1:] if words[1:2].islower() else words, f"see: {path} --help")

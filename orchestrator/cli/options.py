@@ -54,7 +54,8 @@ def complete_plans(incomplete: str) -> list[str]:
 
 
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Answer with one JSON document on stdout; words for people go to stderr.")
+    bool,
+    typer.Option("--json", help="Answer with one JSON document on stdout; words for people go to stderr."),
 ]
 InventoryOption = Annotated[
     Path | None,
@@ -67,7 +68,9 @@ InventoryOption = Annotated[
 ]
 HostOption = Annotated[
     str | None,
-    typer.Option("--host", "-H", metavar="HOST", help="Host of the inventory.", autocompletion=complete_hosts),
+    typer.Option(
+        "--host", "-H", metavar="HOST", help="Host of the inventory.", autocompletion=complete_hosts
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -78,7 +81,10 @@ SetOption = Annotated[
     ),
 ]
 PlanArgument = Annotated[
-    Path, typer.Argument(metavar="PLAN", help="Plan file (YAML).", autocompletion=complete_plans, show_default=False)
+    Path,
+    typer.Argument(
+        metavar="PLAN", help="Plan file (YAML).", autocompletion=complete_plans, show_default=False
+    ),
 ]
 JobArgument = Annotated[
     str,
@@ -89,7 +95,10 @@ JobArgument = Annotated[
 JobsArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[JOB]...", help="Job ids, or starts of them.", autocompletion=complete_jobs, show_default=False
+        metavar="[JOB]...",
+        help="Job ids, or starts of them.",
+        autocompletion=complete_jobs,
+        show_default=False,
     ),
 ]
 StepOption = Annotated[str | None, typer.Option("--step", metavar="STEP", help="Only this step of the job.")]
@@ -117,13 +126,14 @@ def seconds(text: str | None, option: str) -> float | None:
     if text is None:
         return None
     from orchestrator.core.errors import UsageError
-
     from orchestrator.core.schema import duration_s
 
     try:
         return duration_s(float(text) if text.replace(".", "", 1).isdigit() else text)
     except ValueError as error:  # pydantic's custom error is one
-        raise UsageError(f"{option} {text!r} is not a time", "write seconds, or 90s, 30m, 1h30m, 2d") from error
+        raise UsageError(
+            f"{option} {text!r} is not a time", "write seconds, or 90s, 30m, 1h30m, 2d"
+        ) from error
 
 
 def examples(*lines: str) -> str:

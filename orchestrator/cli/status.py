@@ -45,7 +45,9 @@ def register(app: typer.Typer) -> None:
 def status(
     jobs: JobsArgument = None,
     host: HostOption = None,
-    processes: Annotated[bool, typer.Option("--processes", help="Also list the processes of running attempts.")] = False,
+    processes: Annotated[
+        bool, typer.Option("--processes", help="Also list the processes of running attempts.")
+    ] = False,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -75,7 +77,8 @@ def status(
 def wait(
     job: JobArgument,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="Give up after this time (90, 30m, 2h) with 124.")
+        str | None,
+        typer.Option("--timeout", metavar="TIME", help="Give up after this time (90, 30m, 2h) with 124."),
     ] = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
@@ -96,7 +99,9 @@ def wait(
     if as_json:
         from orchestrator.services.outcome import exit_status
 
-        document({"job": view["id"], "host": view["host"], "state": view["state"], "ended_at": view["ended_at"]})
+        document(
+            {"job": view["id"], "host": view["host"], "state": view["state"], "ended_at": view["ended_at"]}
+        )
         status_code = exit_status(view)
         if status_code:
             raise typer.Exit(status_code)
@@ -130,9 +135,15 @@ def why(
 
 def history(
     host: HostOption = None,
-    plan: Annotated[str | None, typer.Option("--plan", metavar="NAME", help="Only jobs of this plan name.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="At most this many, the newest.")] = 50,
-    local: Annotated[bool, typer.Option("--local", help="Ask no host; only what this laptop has seen.")] = False,
+    plan: Annotated[
+        str | None, typer.Option("--plan", metavar="NAME", help="Only jobs of this plan name.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, metavar="N", help="At most this many, the newest.")
+    ] = 50,
+    local: Annotated[
+        bool, typer.Option("--local", help="Ask no host; only what this laptop has seen.")
+    ] = False,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import HostOption, InventoryOption, JobsArgument, examples, open_session, seconds
+from orchestrator.cli.options import (
+    HostOption,
+    InventoryOption,
+    JobsArgument,
+    examples,
+    open_session,
+    seconds,
+)
 
 if TYPE_CHECKING:
     from orchestrator.services.resolve import FoundJob
@@ -30,7 +37,8 @@ def watch(
     host: HostOption = None,
     plain: Annotated[bool, typer.Option("--plain", help="Dated lines, also on a terminal.")] = False,
     interval: Annotated[
-        str | None, typer.Option("--interval", metavar="TIME", help="Look at least this often (default: adaptive).")
+        str | None,
+        typer.Option("--interval", metavar="TIME", help="Look at least this often (default: adaptive)."),
     ] = None,
     inventory: InventoryOption = None,
 ) -> None:

@@ -57,7 +57,7 @@ def fetch(
     what: str = "outputs",
     progress: Progress,
 ) -> dict[str, Any]:
-    """Bring files; ``{"job", "host", "dest", "fetched": [...], "unchanged": [...], "skipped": [...]}``.
+    """Bring files; ``{"job", "host", "dest", "fetched": [...], "unchanged": [...], "links": [...], "skipped": [...]}``.
 
     Args:
         include: globs that a file's path or name must fit.
@@ -80,22 +80,29 @@ def fetch(
         "dest": str(dest),
         "fetched": [],
         "unchanged": [],
+        "links": [],
         "skipped": [],
     }
     try:
         place = Destination(dest)
     except OSError as error:
-        raise LocalError(f"{dest} cannot be written: {error.strerror or error}", "choose another folder") from error
+        raise LocalError(
+            f"{dest} cannot be written: {error.strerror or error}", "choose another folder"
+        ) from error
     listing = agent.request("list", job=job.id, roots=roots)
     if listing.get("truncated"):
         answer["skipped"].append({"path": "...", "reason": "the host has more files than one listing holds"})
-    for remote in _wanted(listing["entries"], view.get("workdir"), include, what, answer["skipped"]):
+    for remote in _wanted(listing["entries"], view.get("workdir"), include, what, answer["links"]):
         _one(agent, remote, place, progress, answer)
     return answer
 
 
 def _wanted(
-    entries: Sequence[dict[str, Any]], workdir: str | None, include: Sequence[str], what: str, skipped: list[Any]
+    entries: Sequence[dict[str, Any]],
+    workdir: str | None,
+    include: Sequence[str],
+    what: str,
+    links: list[Any],
 ) -> Iterator[_Remote]:
     seen: set[str] = set()
     for entry in entries:
@@ -109,7 +116,7 @@ def _wanted(
         if entry.get("root") == "job" and what == "logs" and not _is_log(str(entry.get("path"))):
             continue
         if entry.get("kind") != "file":
-            skipped.append({"path": name, "reason": "it is a link, and links are not followed"})
+            links.append({"path": name})
             continue
         yield _Remote(name, absolute, int(entry["size"]), int(entry["mtime_ns"]))
 
@@ -153,15 +160,21 @@ def _one(
         _keep_time(path, remote.mtime_ns)
         answer["fetched"].append({"path": remote.name, "size": size, "sha256": sha256})
     except _Changed:
-        answer["skipped"].append({"path": remote.name, "reason": "it changes while it is fetched; fetch again later"})
+        answer["skipped"].append(
+            {"path": remote.name, "reason": "it changes while it is fetched; fetch again later"}
+        )
     except UnsafeName as error:
         answer["skipped"].append({"path": remote.name, "reason": f"its name is not safe here: {error}"})
     except HostRefused as error:
         answer["skipped"].append({"path": remote.name, "reason": error.message})
     except OSError as error:
         if error.errno in {28, 122}:  # ENOSPC, EDQUOT: no other file will fit either
-            raise LocalError(f"this laptop's disk is full: {remote.name}", "free space, then fetch again") from error
-        answer["skipped"].append({"path": remote.name, "reason": f"cannot be written here: {error.strerror or error}"})
+            raise LocalError(
+                f"this laptop's disk is full: {remote.name}", "free space, then fetch again"
+            ) from error
+        answer["skipped"].append(
+            {"path": remote.name, "reason": f"cannot be written here: {error.strerror or error}"}
+        )
 
 
 def _identical(agent: AgentClient, remote: _Remote, path: Path) -> bool:
@@ -175,7 +188,9 @@ def _identical(agent: AgentClient, remote: _Remote, path: Path) -> bool:
     # File systems keep times more coarsely than we send them (FAT: 2 s); the hash decides then.
     if abs(status.st_mtime_ns - remote.mtime_ns) < 1000:
         return True
-    return bool(agent.request("digest", path=remote.absolute, timeout_s=DIGEST_TIMEOUT_S)["sha256"] == _sha256(path))
+    return bool(
+        agent.request("digest", path=remote.absolute, timeout_s=DIGEST_TIMEOUT_S)["sha256"] == _sha256(path)
+    )
 
 
 def _stat(agent: AgentClient, remote: _Remote) -> _Remote:
@@ -258,5 +273,3 @@ def _sha256(path: Path) -> str:
 def _keep_time(path: Path, mtime_ns: int) -> None:
     if mtime_ns > 0:
         os.utime(path, ns=(mtime_ns, mtime_ns))
-
-

@@ -10,6 +10,7 @@ from orchestrator.services.parallel import in_parallel
 
 if TYPE_CHECKING:
     from orchestrator.core.inventory import Host
+    from orchestrator.hosts.agent import AgentClient
     from orchestrator.services.session import Session
 
 PROBE_TIMEOUT_S = 60.0
@@ -67,23 +68,31 @@ def _check(session: Session, name: str, accept_new: bool, raise_errors: bool) ->
     try:
         if accept_new:
             answer["accepted_key"] = session.pool.accept_new_key(name)
-        facts = session.agent(name).request("probe", timeout_s=PROBE_TIMEOUT_S)
+        agent = session.agent(name)
+        skew_s = _skew_s(session, agent)
+        facts = agent.request("probe", timeout_s=PROBE_TIMEOUT_S)
     except OrchError as error:
         if raise_errors:
             raise
         answer["error"] = error.to_json()["error"]
         return answer
     facts = {key: value for key, value in facts.items() if key not in {"id", "ok"}}
-    skew_s = float(facts["wall"]) - session.now().timestamp() if facts.get("wall") else None
     checks = judge(facts, session.host(name), skew_s)
     answer.update(
         reachable=True,
         ok=not any(check["verdict"] == "fail" for check in checks),
-        skew_s=None if skew_s is None else round(skew_s, 1),
+        skew_s=round(skew_s, 1),
         facts=facts,
         checks=checks,
     )
     return answer
+
+
+def _skew_s(session: Session, agent: AgentClient) -> float:
+    """The host's clock against ours, at the middle of one quick round trip."""
+    before = session.now().timestamp()
+    theirs = float(agent.request("hello")["hello"]["wall"])
+    return theirs - (before + session.now().timestamp()) / 2
 
 
 def judge(facts: dict[str, Any], host: Host, skew_s: float | None) -> list[dict[str, Any]]:
@@ -100,11 +109,20 @@ def judge(facts: dict[str, Any], host: Host, skew_s: float | None) -> list[dict[
     _judge_memory(facts, add)
     _judge_logout(facts, add)
     if skew_s is not None and abs(skew_s) > MAX_SKEW_S:
-        add("clock", "warn", f"{abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this laptop", "check NTP")
+        add(
+            "clock",
+            "warn",
+            f"{abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this laptop",
+            "check NTP",
+        )
     elif skew_s is not None:
         add("clock", "ok", f"within {MAX_SKEW_S:g} s of this laptop's")
     if facts.get("container"):
-        add("container", "warn", "inside a container: pids of nvidia-smi mean nothing here, memory is judged instead")
+        add(
+            "container",
+            "warn",
+            "inside a container: pids of nvidia-smi mean nothing here, memory is judged instead",
+        )
     if facts.get("slurm") and host.scheduler == "direct":
         add(
             "scheduler",
@@ -113,7 +131,9 @@ def judge(facts: dict[str, Any], host: Host, skew_s: float | None) -> list[dict[
             "set `scheduler: slurm` in the inventory",
         )
     elif not facts.get("slurm") and host.scheduler == "slurm":
-        add("scheduler", "fail", "the inventory says slurm, and there is no sbatch", "set `scheduler: direct`")
+        add(
+            "scheduler", "fail", "the inventory says slurm, and there is no sbatch", "set `scheduler: direct`"
+        )
     for warning in facts.get("warnings") or []:
         if not any(warning in check["found"] for check in checks):
             add("host", "warn", str(warning))
@@ -126,7 +146,12 @@ def _judge_gpus(facts: dict[str, Any], host: Host, add: Any) -> None:
         names = sorted({str(gpu).split(",")[0] for gpu in gpus})
         found = f"{len(gpus)} x {', '.join(names)}"
         if host.gpus is not None and host.gpus != len(gpus):
-            add("gpus", "fail", f"{found}; the inventory says {host.gpus}", f"set `gpus: {len(gpus)}`, or look for the lost one")
+            add(
+                "gpus",
+                "fail",
+                f"{found}; the inventory says {host.gpus}",
+                f"set `gpus: {len(gpus)}`, or look for the lost one",
+            )
         else:
             add("gpus", "ok", found)
     elif host.gpus:
@@ -151,7 +176,12 @@ def _judge_root(facts: dict[str, Any], host: Host, add: Any) -> None:
     elif disk is not None and not disk.get("writable", True):
         add("root", "fail", f"{root} cannot be written", "set another `root:`")
     elif free is not None and free < MIN_FREE_BYTES:
-        add("root", "warn", f"{root} on {facts.get('root_fs')}{shown}", "free some space, or set another `root:`")
+        add(
+            "root",
+            "warn",
+            f"{root} on {facts.get('root_fs')}{shown}",
+            "free some space, or set another `root:`",
+        )
     else:
         add("root", "ok", f"{root} on {facts.get('root_fs')}{shown}")
 
@@ -164,12 +194,17 @@ def _judge_memory(facts: dict[str, Any], add: Any) -> None:
         add(
             "shm",
             "warn",
-            f"/dev/shm holds {shm / 2**20:.0f} MiB: NCCL and data loaders need more",
+            f"shared memory holds {shm / 2**20:.0f} MiB: NCCL and data loaders need more",
             "start the container with --shm-size, or remount it",
         )
     limits = (facts.get("limits") or {}).get("nofile") or []
     if limits and 0 < int(limits[0]) < MIN_OPEN_FILES:
-        add("open files", "warn", f"the limit is {limits[0]}", f"raise it: ulimit -n {max(MIN_OPEN_FILES, 65536)}")
+        add(
+            "open files",
+            "warn",
+            f"the limit is {limits[0]}",
+            f"raise it: ulimit -n {max(MIN_OPEN_FILES, 65536)}",
+        )
 
 
 def _judge_logout(facts: dict[str, Any], add: Any) -> None:
@@ -177,8 +212,15 @@ def _judge_logout(facts: dict[str, Any], add: Any) -> None:
     if logind.get("kill_user_processes") and not logind.get("linger"):
         tools = facts.get("tools") or {}
         if tools.get("systemd-run"):
-            add("logout", "warn", "logind kills processes at logout; jobs are started in a scope of their own")
+            add(
+                "logout", "warn", "logind kills processes at logout; jobs are started in a scope of their own"
+            )
         else:
-            add("logout", "fail", "logind kills your processes at logout", f"loginctl enable-linger {facts.get('user')}")
+            add(
+                "logout",
+                "fail",
+                "logind kills your processes at logout",
+                f"loginctl enable-linger {facts.get('user')}",
+            )
     else:
         add("logout", "ok", "processes survive a logout")

@@ -42,7 +42,9 @@ def init(session: Session, request: InitRequest) -> dict[str, Any]:
     plan_path = request.directory / "plans" / "first.yaml"
     there = [str(path) for path in (inventory_path, plan_path) if path.exists()]
     if there and not request.force:
-        raise UsageError(f"{' and '.join(there)} already there, nothing was written", "overwrite with --force")
+        raise UsageError(
+            f"{' and '.join(there)} already there, nothing was written", "overwrite with --force"
+        )
     entry: dict[str, Any] = {"ssh": request.ssh}
     if request.identity_file:
         entry["identity_file"] = str(request.identity_file)
@@ -71,7 +73,9 @@ def init(session: Session, request: InitRequest) -> dict[str, Any]:
             path.write_text(text, encoding="utf-8")
             written.append(str(path))
     except OSError as error:
-        raise LocalError(f"{error.filename or request.directory} cannot be written: {error.strerror}") from error
+        raise LocalError(
+            f"{error.filename or request.directory} cannot be written: {error.strerror}"
+        ) from error
     return {
         "host": name,
         "written": written,
@@ -93,7 +97,9 @@ def job_python(facts: dict[str, Any]) -> str | None:
     pythons = facts.get("pythons") or []
     if len(pythons) < 2:
         return None
-    newest = max(pythons, key=lambda item: [int(part) for part in re.findall(r"\d+", str(item.get("version")))[:3]])
+    newest = max(
+        pythons, key=lambda item: [int(part) for part in re.findall(r"\d+", str(item.get("version")))[:3]]
+    )
     return str(newest["path"])
 
 
@@ -101,7 +107,11 @@ def yaml_text(value: Any) -> str:
     """A value for one YAML line (JSON is YAML 1.2)."""
     import json
 
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_/~][A-Za-z0-9_./@~-]*", value) and value not in {"true", "false", "null"}:
+    if (
+        isinstance(value, str)
+        and re.fullmatch(r"[A-Za-z_/~][A-Za-z0-9_./@~-]*", value)
+        and value not in {"true", "false", "null"}
+    ):
         return value
     return json.dumps(value)
 
@@ -115,7 +125,10 @@ def inventory_text(name: str, entry: dict[str, Any], facts: dict[str, Any]) -> s
         "root": "jobs, logs and uploads; a local disk",
         "scheduler": "direct or slurm",
     }
-    lines = [f"# Hosts that orch may use. {facts.get('hostname')}: {facts.get('os')}, {facts.get('cpu_count')} CPUs.", "hosts:"]
+    lines = [
+        f"# Hosts that orch may use. {facts.get('hostname')}: {facts.get('os')}, {facts.get('cpu_count')} CPUs.",
+        "hosts:",
+    ]
     lines.append(f"  {yaml_text(name)}:")
     for key, value in entry.items():
         comment = f"  # {comments[key]}" if key in comments else ""

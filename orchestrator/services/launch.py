@@ -96,7 +96,10 @@ def launch(
         raise
     job = str(answer["job"])
     session.ledger.confirm(job, session.now())
-    record = {"state": answer.get("state"), "spec": {"workdir": spec["workdir"], "plan_sha256": spec["plan_sha256"]}}
+    record = {
+        "state": answer.get("state"),
+        "spec": {"workdir": spec["workdir"], "plan_sha256": spec["plan_sha256"]},
+    }
     remember(session, [job_view(prepared.host, job, record, age=0.0)])
     for warning in answer.get("warnings") or []:
         session.say(f"orch: {prepared.host}: {warning}")
@@ -114,6 +117,8 @@ def load(session: Session, plan: Path, *, host: str | None, sets: Sequence[str])
     from orchestrator.core.plan import load_plan
 
     loaded = load_plan(plan, list(sets))
+    for warning in loaded.warnings:
+        session.say(f"orch: {warning}")
     name = host or loaded.plan.host
     if name is None:
         names = session.host_names()
@@ -178,7 +183,12 @@ def build(session: Session, loaded: LoadedPlan, host: str, *, job: str, created_
     record = to_dict(spec)
     files = [hash_file(item.path, item.name) for item in local_files]
     record["files"] = [
-        {"name": item.name, "sha256": file.sha256, "size": file.size, "mode": 0o700 if file.executable else 0o600}
+        {
+            "name": item.name,
+            "sha256": file.sha256,
+            "size": file.size,
+            "mode": 0o700 if file.executable else 0o600,
+        }
         for item, file in zip(local_files, files, strict=True)
     ]
     return Prepared(loaded, host, record, files, {})
@@ -193,7 +203,9 @@ def _preflight(session: Session, prepared: Prepared) -> None:
         if check.get("verdict") == "warn":
             session.say(f"orch: {check.get('step') or prepared.host}: {check['name']}: {check['found']}")
     if failed:
-        lines = [f"{check.get('step') or prepared.host}: {check['name']}: {check['found']}" for check in failed]
+        lines = [
+            f"{check.get('step') or prepared.host}: {check['name']}: {check['found']}" for check in failed
+        ]
         fixes = [str(check["fix"]) for check in failed if check.get("fix")]
         raise PreflightFailed(
             "\n  ".join([f"preflight on {prepared.host} failed, nothing was started:", *lines]),

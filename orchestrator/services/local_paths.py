@@ -35,7 +35,10 @@ def safe_parts(name: str, *, windows: bool = _WINDOWS) -> tuple[str, ...]:
     for part in parts:
         if part in {"", ".", ".."}:
             raise UnsafeName(f"it holds the component {part!r}")
-        if len(os.fsencode(part) if not windows else part.encode("utf-16-le", "surrogatepass")) > MAX_COMPONENT_BYTES:
+        if (
+            len(os.fsencode(part) if not windows else part.encode("utf-16-le", "surrogatepass"))
+            > MAX_COMPONENT_BYTES
+        ):
             raise UnsafeName("a component is too long")
         if windows:
             if any(char in '<>:"\\|?*' or ord(char) < 32 for char in part):

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import UsageError
+from orchestrator.core.schema import suggest
+from orchestrator.core.states import OVER
 from orchestrator.services.look import HostLook, look, remember
-from orchestrator.services.outcome import ENDED
 from orchestrator.services.pace import Pace
 from orchestrator.services.resolve import FoundJob
-from orchestrator.services.session import near
+from orchestrator.services.views import interesting_step
 from orchestrator.services.wait import first_line, is_transient, the_job
 
 if TYPE_CHECKING:
@@ -86,7 +87,9 @@ class _Link:
             if not self.met or not is_transient(result.error):
                 raise result.error
             if not self.away:
-                self.session.say(f"orch: the link to {self.job.host} broke ({first_line(result.error)}); trying again")
+                self.session.say(
+                    f"orch: the link to {self.job.host} broke ({first_line(result.error)}); trying again"
+                )
             self.away = True
             time.sleep(self.pace.after_error())
 
@@ -110,13 +113,18 @@ def read_log(
     remember(session, [view])
     position = _start(view, step, attempt)
     while position is None:
-        if not follow or view["state"] in ENDED:
-            raise UsageError(f"job {job.id} ({view['state']}) has no log yet", f"follow it with: orch logs -f {job.id}")
+        if not follow or view["state"] in OVER:
+            what = f"step {step} of job {job.id} was not started" if step else f"job {job.id} has no log"
+            over = view["state"] in OVER
+            hint = f"see: orch status {job.id}" if over else f"follow it with: orch logs -f {job.id}"
+            raise UsageError(f"{what} (the job is {view['state']})", hint)
         view, _ = link.ask(seen={job.id: view["seq"]}, wait_s=link.pace.after([view], changed=False))
         position = _start(view, step, attempt)
     if step is None and len(view["steps"]) > 1:
         others = ", ".join(str(item["name"]) for item in view["steps"] if item["name"] != position.step)
-        yield LogChunk(note=f"orch: log of step {position.step}, attempt {position.attempt} (others: {others})")
+        yield LogChunk(
+            note=f"orch: log of step {position.step}, attempt {position.attempt} (others: {others})"
+        )
     if tail is not None:
         yield from _tail(link, position, tail)
     while True:
@@ -141,33 +149,18 @@ def _start(view: Mapping[str, Any], step: str | None, attempt: int | None) -> _P
         chosen = next((item for item in steps if item["name"] == step), None)
         if chosen is None:
             names = [str(item["name"]) for item in steps]
-            raise UsageError(f"job {view['id']} has no step {step!r}", near(step, names))
+            raise UsageError(f"job {view['id']} has no step {step!r}", suggest(step, names, "its steps"))
     else:
         chosen = interesting_step(steps)
     if chosen is None:
         return None
     numbers = [int(item["n"]) for item in chosen.get("attempts") or []]
-    if attempt is not None and attempt not in numbers and (numbers or view["state"] in ENDED):
+    if attempt is not None and attempt not in numbers and (numbers or view["state"] in OVER):
         had = f"it had {len(numbers)}" if numbers else "none was started"
         raise UsageError(f"step {chosen['name']} of job {view['id']} has no attempt {attempt}: {had}")
     if not numbers:
         return None
     return _Position(str(chosen["name"]), attempt or numbers[-1])
-
-
-def interesting_step(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The step whose log a person means: the one under way (no service), else the failed one, else the last started."""
-    started = [step for step in steps if step.get("attempts")]
-    for fits in (
-        lambda step: step["state"] in {"running", "stopping", "retry_wait", "gated"} and not step.get("service"),
-        lambda step: step["state"] in {"failed", "lost"},
-        lambda step: step["state"] in {"running", "stopping", "retry_wait", "gated"},
-    ):
-        found = [step for step in started if fits(step)]
-        if found:
-            return found[-1]
-    plain = [step for step in started if not step.get("service")]
-    return max(plain or started, key=lambda step: str(step["attempts"][-1].get("started_at") or ""), default=None)
 
 
 def _answer(result: HostLook, position: _Position) -> Mapping[str, Any]:
@@ -233,16 +226,22 @@ def _drain(link: _Link, position: _Position, *, follow: bool, alone: bool) -> It
         if answer.get("missing"):
             if not follow or _over(view, position, alone=alone):
                 if not follow and position.offset == 0:
-                    raise UsageError(f"step {position.step}, attempt {position.attempt}: the log is not there")
+                    raise UsageError(
+                        f"step {position.step}, attempt {position.attempt}: the log is not there"
+                    )
                 return
             data, caught_up = b"", True
         else:
             data, caught_up = _data(answer), bool(answer.get("caught_up"))
             if answer.get("rotated") and position.inode:
-                yield LogChunk(note="orch: the log was replaced or truncated on the host; going on with the new one")
+                yield LogChunk(
+                    note="orch: the log was replaced or truncated on the host; going on with the new one"
+                )
             skipped = int(answer.get("skipped_bytes") or 0)
             if skipped:
-                yield LogChunk(note=f"orch: {skipped} bytes are not in the log (its middle was cut, or never asked for)")
+                yield LogChunk(
+                    note=f"orch: {skipped} bytes are not in the log (its middle was cut, or never asked for)"
+                )
             position.inode, position.offset = int(answer["inode"]), int(answer["end"])
         if data:
             yield LogChunk(data)
@@ -260,7 +259,7 @@ def _drain(link: _Link, position: _Position, *, follow: bool, alone: bool) -> It
 
 def _over(view: Mapping[str, Any], position: _Position, *, alone: bool) -> bool:
     """True when nothing more will be written to this log."""
-    if view["state"] in ENDED:
+    if view["state"] in OVER:
         return True
     for step in _steps(view):
         if step["name"] == position.step:
@@ -278,9 +277,14 @@ def _next(link: _Link, position: _Position, only_step: str | None) -> _Position 
         if found is not None:
             return found
         steps = {step["name"]: step for step in _steps(view)}
-        if view["state"] in ENDED:
+        if view["state"] in OVER:
             return None
-        if only_step is not None and steps[position.step]["state"] in {"succeeded", "failed", "stopped", "skipped"}:
+        if only_step is not None and steps[position.step]["state"] in {
+            "succeeded",
+            "failed",
+            "stopped",
+            "skipped",
+        }:
             return None
         seq = view["seq"]
         view, _ = link.ask(seen={link.job.id: seq}, wait_s=link.pace.after([view], changed=False))
@@ -302,7 +306,9 @@ def _following(view: Mapping[str, Any], position: _Position, only_step: str | No
         (str(attempt["started_at"]), step["name"], int(attempt["n"]))
         for step in steps
         for attempt in step.get("attempts") or []
-        if step["name"] != position.step and not step.get("service") and str(attempt.get("started_at")) >= ended_at
+        if step["name"] != position.step
+        and not step.get("service")
+        and str(attempt.get("started_at")) >= ended_at
     ]
     if not later:
         return None

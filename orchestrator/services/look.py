@@ -93,14 +93,12 @@ def look(session: Session, host: str, *, timeout_s: float | None = None, **reque
         result.error = error
         return result
     took = time.monotonic() - sent
-    take_answer(session, result, answer, (sent_at, took))
+    take_answer(result, answer, (sent_at, took))
     return result
 
 
-def take_answer(
-    session: Session, result: HostLook, answer: dict[str, Any], asked: tuple[datetime, float]
-) -> None:
-    """Fill in a look from an agent's answer and remember what was seen. ``asked``: when, and how long it took (s)."""
+def take_answer(result: HostLook, answer: dict[str, Any], asked: tuple[datetime, float]) -> None:
+    """Fill in a look from an agent's answer. ``asked``: when, and how long it took (s)."""
     result.answer = answer
     sent_at, took = asked
     theirs = answer.get("wall")

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.core import states
 from orchestrator.core.errors import JobFailed, JobLost
-
-EXIT_STATUS: Mapping[str, int] = {"succeeded": 0, "failed": 1, "stopped": 1, "lost": 5}
-ENDED = frozenset(EXIT_STATUS)
 
 
 def exit_status(view: Mapping[str, Any]) -> int:
-    """Exit status for a job that has ended (or is lost)."""
-    return EXIT_STATUS.get(str(view.get("state")), 0)
+    """Exit status for a job that has ended (or is lost); 0 while it goes on."""
+    state = str(view.get("state"))
+    return states.exit_status(state) if states.is_over(state) else 0
 
 
 def worst(statuses: list[int]) -> int:
@@ -35,7 +34,9 @@ def raise_for(view: Mapping[str, Any]) -> None:
         reason = lost.get("reason") or "its supervisor is gone without a final word"
         pids = [str(item.get("pid")) for item in lost.get("processes") or [] if isinstance(item, Mapping)]
         left = f"; still running: pid {', '.join(pids)}" if pids else ""
-        raise JobLost(f"job {job} on {host} is lost: {reason}{left}", f"clean up and go on with: orch retry {job}")
+        raise JobLost(
+            f"job {job} on {host} is lost: {reason}{left}", f"clean up and go on with: orch retry {job}"
+        )
     if state == "stopped":
         raise JobFailed(f"job {job} on {host} was stopped", f"take it up again with: orch retry {job}")
     raise JobFailed(f"job {job} on {host} failed: {failure_words(view)}", f"see: orch why {job}")
@@ -52,6 +53,10 @@ def failure_words(view: Mapping[str, Any]) -> str:
         last = attempts[-1]
         status, verdict = last.get("exit_status"), last.get("verdict") or {}
         ended = "" if status is None else f" (signal {-status})" if status < 0 else f" (exit {status})"
-        kind = f", {verdict['class']}: {verdict.get('summary') or ''}".rstrip(": ") if verdict.get("class") else ""
+        kind = (
+            f", {verdict['class']}: {verdict.get('summary') or ''}".rstrip(": ")
+            if verdict.get("class")
+            else ""
+        )
         return f"step {step['name']}, attempt {last.get('n')}{ended}{kind}"
     return "see its steps"

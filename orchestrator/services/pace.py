@@ -29,8 +29,10 @@ class Pace:
             for view in views
             if isinstance(view.get("eta"), Mapping) and view["eta"].get("low_s") is not None
         ]
-        return self._schedule.after_answer(time.monotonic(), changed=changed, ends_in_s=min(ends, default=None))
+        return self._schedule.after_answer(
+            time.monotonic(), changed=changed, ends_in_s=min(ends, default=None), wall_s=time.time()
+        )
 
     def after_error(self) -> float:
         """Seconds to wait before trying a host again that did not answer."""
-        return self._schedule.after_error(time.monotonic())
+        return self._schedule.after_error(time.monotonic(), wall_s=time.time())

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.core.errors import AmbiguousJob, NoSuchJob, OrchError
+from orchestrator.core.errors import NoSuchJob, OrchError
+from orchestrator.core.ids import match_job
+from orchestrator.core.schema import nearest
 from orchestrator.services.look import HostLook, look_at_all, remember
-from orchestrator.services.session import near
 
 if TYPE_CHECKING:
     from orchestrator.services.session import Session
-
-MAX_CANDIDATES = 10
 
 
 @dataclass(frozen=True)
@@ -61,16 +60,8 @@ def _known(session: Session, host: str | None) -> dict[str, str]:
 
 
 def _match(prefix: str, known: dict[str, str]) -> FoundJob | None:
-    if prefix in known:
-        return FoundJob(prefix, known[prefix])
-    fits = [job for job in known if prefix and job.startswith(prefix)]
-    if len(fits) > 1:
-        shown = fits[:MAX_CANDIDATES]
-        more = f" and {len(fits) - len(shown)} more" if len(fits) > len(shown) else ""
-        raise AmbiguousJob(
-            f"{prefix!r} fits {len(fits)} jobs: {', '.join(shown)}{more}", "type more of the id", candidates=fits
-        )
-    return FoundJob(fits[0], known[fits[0]]) if fits else None
+    job = match_job(prefix, known)
+    return None if job is None else FoundJob(job, known[job])
 
 
 def _unknown(prefix: str, known: dict[str, str], looks: Sequence[HostLook]) -> OrchError:
@@ -81,6 +72,7 @@ def _unknown(prefix: str, known: dict[str, str], looks: Sequence[HostLook]) -> O
         assert error is not None  # noqa: S101 - filtered above
         return error
     hosts = ", ".join(item.host for item in looks) or "the inventory"
+    alike = nearest(prefix, list(known), cutoff=0.5)
     return NoSuchJob(
-        f"no job {prefix!r} on {hosts}", near(prefix, list(known)) or "list them with: orch status"
+        f"no job {prefix!r} on {hosts}", f"did you mean {alike}?" if alike else "list them with: orch status"
     )

@@ -56,9 +56,13 @@ def _from_file(what: str, path: Path) -> str:
         value = raw.decode("utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise MissingSecret(f"{what}, and the file {path} cannot be read: {reason}", "check the path") from error
+        raise MissingSecret(
+            f"{what}, and the file {path} cannot be read: {reason}", "check the path"
+        ) from error
     if not value or len(raw) > MAX_SECRET_BYTES:
-        raise MissingSecret(f"{what}, and the file {path} is {'empty' if not value else 'too large'}", "check the path")
+        raise MissingSecret(
+            f"{what}, and the file {path} is {'empty' if not value else 'too large'}", "check the path"
+        )
     return value
 
 
@@ -67,13 +71,16 @@ def _from_keyring(what: str, key: str) -> str:
     try:
         import keyring
     except ImportError as error:
-        raise MissingSecret(f"{what} from the keyring", "install it: pip install 'orch-gpu[keyring]'") from error
+        raise MissingSecret(
+            f"{what} from the keyring", "install it: pip install 'orch-gpu[keyring]'"
+        ) from error
     try:
         value = keyring.get_password(service, user or "orch")
     except Exception as error:  # each keyring backend has its own errors
         raise MissingSecret(f"{what}, and the keyring failed: {type(error).__name__}: {error}") from error
     if not value:
         raise MissingSecret(
-            f"{what}, and the keyring has nothing for {key}", f"store it: keyring set {service} {user or 'orch'}"
+            f"{what}, and the keyring has nothing for {key}",
+            f"store it: keyring set {service} {user or 'orch'}",
         )
     return str(value)

@@ -9,9 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
-
-from orchestrator.core.errors import UsageError
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from orchestrator.core.inventory import Host, Inventory
@@ -42,7 +40,7 @@ class Session:
         self._ledger: Ledger | None = None
         self._pool: HostPool | None = None
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -69,7 +67,7 @@ class Session:
         if self._ledger is None:
             from orchestrator.store.ledger import Ledger
 
-            self._ledger = Ledger.open()
+            self._ledger = Ledger.open(say=self.say)
         return self._ledger
 
     @property
@@ -85,7 +83,7 @@ class Session:
         """The agent of a host of the inventory.
 
         Raises:
-            UsageError: no such host.
+            ConfigError: no such host.
         """
         self.host(host)
         return self.pool.agent(host)
@@ -94,12 +92,9 @@ class Session:
         """A host of the inventory.
 
         Raises:
-            UsageError: no such host; the hint names the nearest.
+            ConfigError: no such host; the hint names the nearest.
         """
-        hosts = self.inventory.hosts
-        if name not in hosts:
-            raise UsageError(f"no host {name!r} in the inventory {self.inventory.path}", near(name, list(hosts)))
-        return hosts[name]
+        return self.inventory.host(name)
 
     def host_names(self, only: str | None = None) -> list[str]:
         """All hosts of the inventory, or the one asked for."""
@@ -116,18 +111,6 @@ class Session:
         if self._ledger is not None:
             self._ledger.close()
             self._ledger = None
-
-
-def near(word: str, known: list[str]) -> str | None:
-    """A hint that names the nearest known words, or all when they are few."""
-    import difflib
-
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    if known and len(known) <= 12:
-        return f"there are: {', '.join(known)}"
-    return None
 
 
 def local_job_ids() -> list[str]:

@@ -20,7 +20,9 @@ def status(session: Session, jobs: Sequence[str], *, host: str | None = None) ->
     """
     wanted = resolve_many(session, jobs, host=host) if jobs else []
     hosts = list(dict.fromkeys(job.host for job in wanted)) if jobs else session.host_names(host)
-    looks = look_at_all(session, hosts, processes=True, **({"jobs": [job.id for job in wanted]} if jobs else {}))
+    looks = look_at_all(
+        session, hosts, processes=True, **({"jobs": [job.id for job in wanted]} if jobs else {})
+    )
     views: list[dict[str, Any]] = []
     for item in looks:
         if item.reachable:
@@ -34,7 +36,9 @@ def status(session: Session, jobs: Sequence[str], *, host: str | None = None) ->
 
 
 def _remembered(session: Session, item: HostLook, wanted: set[str]) -> list[dict[str, Any]]:
-    rows = [row for row in session.ledger.jobs() if row.host == item.host and (not wanted or row.id in wanted)]
+    rows = [
+        row for row in session.ledger.jobs() if row.host == item.host and (not wanted or row.id in wanted)
+    ]
     return [remembered_view(row.view, row.seen_at, session.now()) for row in rows if row.view]
 
 
@@ -43,7 +47,9 @@ def _in_order(
 ) -> list[dict[str, Any]]:
     by_id = {view["id"]: view for view in views}
     missing = [job for job in wanted if job not in by_id]
-    unreadable = {job: text for item in looks for job, text in ((item.answer or {}).get("unreadable") or {}).items()}
+    unreadable = {
+        job: text for item in looks for job, text in ((item.answer or {}).get("unreadable") or {}).items()
+    }
     if missing and all(item.reachable for item in looks):
         job = missing[0]
         reason = unreadable.get(job) or "its folder is not there any more"

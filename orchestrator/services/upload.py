@@ -55,7 +55,9 @@ def hash_file(path: Path, shown: str) -> HashedFile:
                 size += len(chunk)
         executable = bool(path.stat().st_mode & 0o100)
     except OSError as error:
-        raise ConfigError(f"files: {shown}: cannot be read: {error.strerror or error}", "check the path") from error
+        raise ConfigError(
+            f"files: {shown}: cannot be read: {error.strerror or error}", "check the path"
+        ) from error
     return HashedFile(path, digest.hexdigest(), size, executable)
 
 

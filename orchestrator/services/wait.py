@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import HostError, JobLost, OrchError, WaitTimeout
+from orchestrator.core.states import OVER
 from orchestrator.services.look import look, remember
-from orchestrator.services.outcome import ENDED
 from orchestrator.services.pace import Pace
 from orchestrator.services.resolve import FoundJob
 
@@ -46,11 +46,13 @@ def wait(session: Session, job: FoundJob, *, timeout_s: float | None = None) -> 
             changed, seq = view["seq"] != seq, view["seq"]
             if changed:
                 remember(session, [view])
-            if view["state"] in ENDED:
+            if view["state"] in OVER:
                 return view
             wait_s = pace.after([view], changed=changed)
         if left is not None and left <= 0:
-            raise WaitTimeout(f"job {job.id} on {job.host} has not ended within {timeout_s:g} s", "the job goes on")
+            raise WaitTimeout(
+                f"job {job.id} on {job.host} has not ended within {timeout_s:g} s", "the job goes on"
+            )
 
 
 def the_job(views: list[dict[str, Any]], job: FoundJob, unreadable: dict[str, str]) -> dict[str, Any]:
@@ -63,7 +65,10 @@ def the_job(views: list[dict[str, Any]], job: FoundJob, unreadable: dict[str, st
         if view["id"] == job.id:
             return view
     reason = unreadable.get(job.id) or "its folder is not there"
-    raise JobLost(f"job {job.id} on {job.host} is unknown: {reason}", f"see what is there: orch status --host {job.host}")
+    raise JobLost(
+        f"job {job.id} on {job.host} is unknown: {reason}",
+        f"see what is there: orch status --host {job.host}",
+    )
 
 
 def is_transient(error: OrchError) -> bool:

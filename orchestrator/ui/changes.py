@@ -27,6 +27,7 @@ from orchestrator.ui.job import (
 )
 from orchestrator.ui.text import duration, iso, one_line, seconds_between
 
+ENDED = frozenset({"succeeded", "failed", "stopped", "lost"})
 MARK_PERCENT = 10
 """A bar gets a line when it passes a multiple of this; a line per update would drown the rest."""
 
@@ -45,7 +46,9 @@ class Change:
     def line(self) -> str:
         """The plain line: date, host, job, step, words."""
         where = f"{self.job} {self.step}" if self.step else self.job
-        return f"{self.at} {self.host} {where}: {self.text}" if where else f"{self.at} {self.host}: {self.text}"
+        return (
+            f"{self.at} {self.host} {where}: {self.text}" if where else f"{self.at} {self.host}: {self.text}"
+        )
 
 
 _TONE: Mapping[str, str] = {
@@ -115,7 +118,15 @@ def _step_facts(old: Json | None, step: Json, moment: Moment) -> Iterator[_Fact]
         yield from _attempt_facts(old_attempts.get(attempt.get("n")), attempt, moment)
     state, old_state = str(step.get("state")), (old or {}).get("state")
     waiting, old_waiting = step.get("waiting"), (old or {}).get("waiting")
-    if state != old_state and state in {"ready", "skipped", "gated", "retry_wait", "stopping", "stopped", "lost"}:
+    if state != old_state and state in {
+        "ready",
+        "skipped",
+        "gated",
+        "retry_wait",
+        "stopping",
+        "stopped",
+        "lost",
+    }:
         words = [state.replace("retry_wait", "waits for the next attempt")]
         if state == "retry_wait" and step.get("retry_at"):
             words.append(f"at {_time(step['retry_at'], moment.now)}")
@@ -135,12 +146,14 @@ def _attempt_facts(old: Json | None, attempt: Json, moment: Moment) -> Iterator[
     yield from _phase_facts((old or {}).get("phases") or [], attempt.get("phases") or [], prefix)
     yield from _bar_facts((old or {}).get("bars") or [], attempt.get("bars") or [], prefix, moment)
     state = str(attempt.get("state"))
-    if attempt.get("ended_at") and not (old or {}).get("ended_at"):
+    if state in ENDED and (old or {}).get("state") not in ENDED:
         took = seconds_between(attempt.get("started_at"), attempt.get("ended_at"), moment.now)
+        # The verdict comes a moment after the end: until then it has only ended.
+        judged = state != "failed" or bool(attempt.get("verdict"))
         words = ", ".join(
             word
             for word in (
-                f"{prefix} {state}",
+                f"{prefix} {state if judged else 'ended'}",
                 exit_words(attempt.get("exit_status")) if state != "succeeded" else "",
                 verdict_words(attempt.get("verdict")),
                 "" if took is None else f"after {duration(took)}",
@@ -149,7 +162,7 @@ def _attempt_facts(old: Json | None, attempt: Json, moment: Moment) -> Iterator[
         )
         yield _Fact(words, attempt.get("ended_at"), _TONE.get(state, "plain"))
     elif old is not None and attempt.get("verdict") and attempt["verdict"] != old.get("verdict"):
-        yield _Fact(f"{prefix} {state}, {verdict_words(attempt['verdict'])}", None, _TONE.get(state, "plain"))
+        yield _Fact(f"{prefix} {state}: {verdict_words(attempt['verdict'])}", None, _TONE.get(state, "plain"))
 
 
 def _phase_facts(old: Sequence[Json], phases: Sequence[Json], prefix: str) -> Iterator[_Fact]:

@@ -21,7 +21,9 @@ def history_lines(jobs: Sequence[Json], moment: Moment) -> list[str]:
                 str(job["id"]),
                 one_line(str(job.get("host"))),
                 str(job.get("state")),
-                clock_time(parse_time(job.get("started_at") or job.get("created_at")), moment.now, moment.zone),
+                clock_time(
+                    parse_time(job.get("started_at") or job.get("created_at")), moment.now, moment.zone
+                ),
                 duration(took),
                 str(job.get("attempts", 0)),
                 one_line(", ".join(verdicts)) or "-",

@@ -31,7 +31,10 @@ def check_lines(hosts: Sequence[Json]) -> list[Text]:
         word = "ready" if good else "not reachable" if not host.get("reachable") else "not ready"
         lines.append(
             Text.assemble(
-                (one_line(str(host["name"])), "bold"), "  ", (word, "green" if good else "bold red"), f"  {one_line(str(host.get('ssh')))}"
+                (one_line(str(host["name"])), "bold"),
+                "  ",
+                (word, "green" if good else "bold red"),
+                f"  {one_line(str(host.get('ssh')))}",
             )
         )
         if host.get("accepted_key"):

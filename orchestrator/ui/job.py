@@ -5,7 +5,7 @@ Pure: a view is the JSON of `orch status`; the present moment and the reader's t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from typing import Any
@@ -18,6 +18,7 @@ from orchestrator.ui.text import (
     parse_time,
     plural,
     seconds_between,
+    size,
 )
 
 Json = Mapping[str, Any]
@@ -113,16 +114,18 @@ def current_attempt(step: Json) -> Json | None:
 
 def current_bar(attempt: Json | None) -> Json | None:
     """The bar that moves: the last unfinished one with a total, else the last one."""
-    bars = list((attempt or {}).get("bars") or [])
+    bars: list[Json] = list((attempt or {}).get("bars") or [])
     moving = [bar for bar in bars if bar.get("total") and (bar.get("done") or 0) < bar["total"]]
-    return (moving or bars or [None])[-1]
+    chosen = moving or bars
+    return chosen[-1] if chosen else None
 
 
 def current_phase(attempt: Json | None) -> Json | None:
     """The phase that runs, else the last one."""
-    phases = list((attempt or {}).get("phases") or [])
+    phases: list[Json] = list((attempt or {}).get("phases") or [])
     running = [phase for phase in phases if phase.get("state") == "running"]
-    return (running or phases or [None])[-1]
+    chosen = running or phases
+    return chosen[-1] if chosen else None
 
 
 def bar_percent(bar: Json) -> float | None:
@@ -214,7 +217,9 @@ def step_words(step: Json, moment: Moment) -> str:
             if attempt.get("state") not in {"succeeded", None}:
                 parts.extend([exit_words(attempt.get("exit_status")), verdict_words(attempt.get("verdict"))])
     if step.get("retry_at") and state == "retry_wait":
-        parts.append(f"next attempt {clock_time(parse_time(step['retry_at']), moment.now, moment.zone, seconds=True)}")
+        parts.append(
+            f"next attempt {clock_time(parse_time(step['retry_at']), moment.now, moment.zone, seconds=True)}"
+        )
     if step.get("waiting"):
         parts.append(one_line(str(step["waiting"])))
     elif state == "queued" and step.get("needs"):
@@ -247,12 +252,19 @@ def lost_words(job: Json) -> str:
     left = lost.get("processes") or []
     if left:
         words += f"; still running: {plural(len(left), 'process', 'processes')}"
-        words += " (" + ", ".join(str(item.get("pid") if isinstance(item, Mapping) else item) for item in left) + ")"
+        words += (
+            " ("
+            + ", ".join(str(item.get("pid") if isinstance(item, Mapping) else item) for item in left)
+            + ")"
+        )
     return words
 
 
-def attempts_of(job: Json) -> Iterator[tuple[Json, Json]]:
-    """Every (step, attempt) of a job in plan order."""
-    for step in job.get("steps") or []:
-        for attempt in step.get("attempts") or []:
-            yield step, attempt
+def process_line(process: Json) -> str:
+    """One process row: pid, user, state, CPU, memory, command."""
+    rss = process.get("rss_mib")
+    return (
+        f"{process.get('pid'):>7} {one_line(str(process.get('user') or '?')):<8} {process.get('state') or '?'} "
+        f"{float(process.get('cpu_pct') or 0):5.0f}% {size(None if rss is None else float(rss) * 2**20):>9}  "
+        f"{one_line(str(process.get('command') or ''))}"
+    )

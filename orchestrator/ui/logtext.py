@@ -11,7 +11,7 @@ from orchestrator.ui.text import clean
 
 _REDRAW = "\r\x1b[K"
 MAX_PENDING = 64 * 1024
-"""An unfinished line longer than this is passed on in pieces: memory stays bounded."""
+"""An unfinished line longer than this keeps only its end: memory stays bounded."""
 
 
 class TerminalText:
@@ -36,10 +36,10 @@ class TerminalText:
             out.append(_REDRAW)
             self._shown = False
         out.extend(clean(line) + "\n" for line in lines)
+        # Of a bar that is redrawn over and over, only the last state is kept.
+        self._pending = self._pending[max(0, self._pending.rstrip().rfind("\r")) :]
         if len(self._pending) > MAX_PENDING:
-            # Carriage returns only: keep the last state. No carriage return: the line goes on.
-            cut = self._pending.rfind("\r", 0, -1)
-            self._pending = self._pending[cut:] if cut > 0 else self._pending[-MAX_PENDING:]
+            self._pending = self._pending[-MAX_PENDING:]
         shown = clean(self._pending)[: self._width]
         if shown:
             out.append((_REDRAW if self._shown else "") + shown)

@@ -14,19 +14,22 @@ from orchestrator.ui.job import (
     eta_words,
     job_duration,
     lost_words,
+    process_line,
     state_style,
     step_words,
 )
 from orchestrator.ui.text import duration, one_line
 
 
-def status_lines(jobs: Sequence[Json], hosts: Sequence[Json], moment: Moment) -> list[Text]:
+def status_lines(
+    jobs: Sequence[Json], hosts: Sequence[Json], moment: Moment, *, processes: bool = False
+) -> list[Text]:
     """All lines of a status answer (``jobs`` and ``hosts`` as in its JSON)."""
     lines: list[Text] = []
     for job in jobs:
         if lines:
             lines.append(Text(""))
-        lines.extend(job_lines(job, moment))
+        lines.extend(job_lines(job, moment, processes=processes))
     if not jobs:
         lines.append(Text("No jobs. Start one with: orch launch PLAN"))
     trouble = host_lines(hosts)
@@ -35,11 +38,14 @@ def status_lines(jobs: Sequence[Json], hosts: Sequence[Json], moment: Moment) ->
     return lines
 
 
-def job_lines(job: Json, moment: Moment) -> list[Text]:
+def job_lines(job: Json, moment: Moment, *, processes: bool = False) -> list[Text]:
     """Head line and step lines of one job."""
     state = str(job.get("state"))
     head = Text.assemble(
-        (str(job.get("id")), "bold"), "  ", (state, state_style(state)), f"  on {one_line(str(job.get('host')))}"
+        (str(job.get("id")), "bold"),
+        "  ",
+        (state, state_style(state)),
+        f"  on {one_line(str(job.get('host')))}",
     )
     for words in (
         job_duration(job, moment) if job.get("started_at") else "",
@@ -63,6 +69,11 @@ def job_lines(job: Json, moment: Moment) -> list[Text]:
         line.append(f"  {step_words(step, moment)}")
         line.rstrip()
         lines.append(line)
+        if processes:
+            running = [
+                row for attempt in step.get("attempts") or [] for row in attempt.get("processes") or []
+            ]
+            lines.extend(Text(f"    {process_line(row)}") for row in running)
     return lines
 
 

@@ -25,7 +25,7 @@ _CONTROLS = {code: "�" for code in (*range(0x20), *range(0x7F, 0xA0)) if code 
 
 
 def clean(text: str) -> str:
-    """One line of foreign text, safe on a terminal: escape sequences gone, ``\\r`` collapsed, controls visible."""
+    r"""One line of foreign text, safe on a terminal: escape sequences gone, ``\r`` collapsed, controls visible."""
     text = _ESCAPES.sub("", text)
     if "\r" in text:
         parts = [part for part in text.split("\r") if part.strip()]
@@ -68,14 +68,16 @@ def size(count: float | None) -> str:
     if count is None:
         return "-"
     value, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):  # noqa: B007 - the last unit is used after the loop
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024 or unit == "TiB":
             break
         value /= 1024
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
 
 
-def clock_time(moment: datetime | None, now: datetime, zone: tzinfo | None = None, *, seconds: bool = False) -> str:
+def clock_time(
+    moment: datetime | None, now: datetime, zone: tzinfo | None = None, *, seconds: bool = False
+) -> str:
     """Time of day on the reader's clock; the date is added when it is not today's."""
     if moment is None:
         return "-"

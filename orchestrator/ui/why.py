@@ -52,7 +52,10 @@ def verdict_block(verdict: Json) -> list[Text]:
     """Class, summary, root cause and advice."""
     lines = [
         Text(""),
-        Text.assemble((one_line(str(verdict.get("class") or "unknown")), "bold red"), f"  {one_line(str(verdict.get('summary') or ''))}"),
+        Text.assemble(
+            (one_line(str(verdict.get("class") or "unknown")), "bold red"),
+            f"  {one_line(str(verdict.get('summary') or ''))}",
+        ),
     ]
     root = verdict.get("root_cause")
     if isinstance(root, Mapping):
@@ -60,7 +63,11 @@ def verdict_block(verdict: Json) -> list[Text]:
         lines.append(Text(f"  {line}{clean(str(root.get('text') or ''))}"))
     if verdict.get("advice"):
         lines.append(Text(f"  -> {one_line(str(verdict['advice']))}", "green"))
-    retry = {"yes": "trying again may help", "no": "trying again will not help", "after_change": "only after a change"}
+    retry = {
+        "yes": "trying again may help",
+        "no": "trying again will not help",
+        "after_change": "only after a change",
+    }
     if verdict.get("retry") in retry:
         lines.append(Text(f"  retry: {retry[str(verdict['retry'])]}"))
     return lines

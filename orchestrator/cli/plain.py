@@ -1,0 +1,56 @@
+"""`orch watch` off a terminal: one dated line per change, never wrapped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.ui.changes import Change, host_change, job_changes
+from orchestrator.ui.console import out
+from orchestrator.ui.job import Moment
+from orchestrator.ui.status import skew_words
+
+if TYPE_CHECKING:
+    from orchestrator.services.session import Session
+    from orchestrator.services.watch import Update, Watch
+
+CHECK_EVERY_S = 3600.0
+
+
+def run_plain(session: Session, watching: Watch) -> int:
+    """Print changes until everything watched has ended; the exit status."""
+    skewed: set[str] = set()
+    broken: set[str] = set()
+    while not watching.done():
+        for update in watching.next(CHECK_EVERY_S):
+            for change in _changes(session, watching, update, broken):
+                out(change.line())
+        for host in watching.view.hosts.values():
+            words = skew_words(host.skew_s)
+            if words and host.name not in skewed:
+                skewed.add(host.name)
+                out(host_change(host.name, words, Moment(session.now())).line())
+    if not watching.view.jobs and watching.all:
+        session.say("orch: nothing runs; start something with: orch launch PLAN")
+    return watching.exit_status()
+
+
+def _changes(session: Session, watching: Watch, update: Update, broken: set[str]) -> list[Change]:
+    moment = Moment(session.now())
+    if update.link is not None:
+        return _link_change(watching, update, moment, broken)
+    if update.job is None:
+        return []
+    return job_changes(update.before, watching.view.jobs[update.job], moment)
+
+
+def _link_change(watching: Watch, update: Update, moment: Moment, broken: set[str]) -> list[Change]:
+    host = watching.view.hosts[update.host]
+    if update.link == "connected":
+        if host.name not in broken:
+            return []
+        broken.discard(host.name)
+        return [host_change(host.name, "answers again", moment, "good")]
+    broken.add(host.name)
+    words = "unreachable" if update.link == "reconnecting" else "refused"
+    tail = "; trying again, the jobs are not affected" if update.link == "reconnecting" else ""
+    return [host_change(host.name, f"{words}: {host.problem}{tail}", moment)]

@@ -1,0 +1,59 @@
+"""What a renderer of `watch` gets: hosts, jobs and a log's end, as plain data. Nothing here asks anybody.
+
+Must import nothing but the standard library, so that renderers load quickly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+
+@dataclass
+class HostView:
+    """What is known about one host's link and machine."""
+
+    name: str
+    link: str = "connecting"
+    """connecting, connected, reconnecting or refused."""
+    problem: str | None = None
+    looked_at: datetime | None = None
+    next_look_at: datetime | None = None
+    round_trip_s: float | None = None
+    skew_s: float | None = None
+    gpus: dict[str, Any] | None = None
+
+
+@dataclass
+class LogTail:
+    """The end of one attempt's log."""
+
+    job: str
+    step: str
+    attempt: int
+    inode: int = 0
+    offset: int = -1
+    data: bytes = b""
+
+
+@dataclass
+class WatchView:
+    """Everything a renderer shows. ``jobs`` are the JSON views of `orch status`, in order of appearance."""
+
+    hosts: dict[str, HostView] = field(default_factory=dict)
+    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    log: LogTail | None = None
+
+
+def interesting_step(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The step whose log a person means: the one under way (no service), else the failed one, else the last started."""
+    started = [step for step in steps if step.get("attempts")]
+    busy = [step for step in started if step["state"] in {"running", "stopping", "retry_wait", "gated"}]
+    working = [step for step in busy if not step.get("service")]
+    failed = [step for step in started if step["state"] in {"failed", "lost"}]
+    for found in (working, failed, busy):
+        if found:
+            return found[-1]
+    plain = [step for step in started if not step.get("service")]
+    return max(plain or started, key=lambda step: str(step["attempts"][-1].get("started_at") or ""), default=None)
