@@ -55,4 +55,6 @@ def _count(checks: Sequence[Row]) -> Text:
     told = f", {warns} warning{'s' if warns != 1 else ''}" if warns else ""
     if fails:
         return Text(f"{fails} of {len(checks)} checks fail{told}: nothing is started", style="bold red")
-    return Text(f"ready: {len(checks)} checks, none fails{told}", style="green")
+    return Text(
+        f"ready: {len(checks)} check{'s' if len(checks) != 1 else ''}, none fails{told}", style="green"
+    )

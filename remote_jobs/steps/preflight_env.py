@@ -279,9 +279,9 @@ def cuda_problems(cuda: str | None, gpus: Mapping[str, Any]) -> list[tuple[str, 
         capability = tuple(int(part) for part in str(text).split(".")[:2])
         first = next((c for cap, c in FIRST_CUDA if cap <= capability), None)
         if first is not None and built < first:
-            found.append((f"torch was built with CUDA {cuda}, compute capability {text} needs {_dots(first)} or newer",
+            found.append((f"torch was built with CUDA {cuda}, compute capability {text} needs CUDA {_dots(first)} or newer",
                           f"install torch for CUDA {_dots(first)} or newer"))  # fmt: skip
-        if built[0] > LAST_CUDA_OF_OLD.get(capability, 99):  # type: ignore[call-overload]
+        if built[0] > LAST_CUDA_OF_OLD.get(capability, 99):  # type: ignore[arg-type]
             found.append(
                 (f"CUDA {cuda} no longer supports compute capability {text}", "install torch for CUDA 12")
             )
