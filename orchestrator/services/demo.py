@@ -266,7 +266,8 @@ def _program(stage: Stage, name: str, *arguments: str) -> str:
         DemoFailed: it failed; the end of its errors is the hint.
     """
     command = [sys.executable, str(PROGRAMS / name), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=stage.folder)
+    env = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}  # spinning threads are slow where cores are shared
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=stage.folder, env=env)
     if done.returncode != 0:
         raise DemoFailed(
             f"{name} ended with {done.returncode}: {done.stdout.strip()[-500:]}", done.stderr[-2000:]

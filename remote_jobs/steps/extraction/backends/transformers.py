@@ -83,6 +83,9 @@ def open_backend(config: BackendConfig) -> TransformersBackend:
         ConfigError: no torch or transformers, or no such device.
         CheckpointError: damaged weights.
     """
+    # OpenMP's threads spin at their barriers; with other work on the same cores that made a forward pass five times
+    # slower (measured: 5 s instead of 1 s, 2 cores, load 5). Read by the runtime when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         import torch
         import transformers  # noqa: F401
