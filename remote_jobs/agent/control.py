@@ -21,13 +21,13 @@ def _folder(job: JobDir) -> str:
     return job.at(protocol.CONTROL_DIR)
 
 
-def post(job: JobDir, action: str, args: Mapping[str, Any]) -> str:
+def post(job: JobDir, action: str, args: Mapping[str, Any], key: str = "") -> str:
     """Write a request durably and wake the supervisor; the request's id.
 
     Raises:
         OSError: not written (disk full ...); the supervisor never sees half of it.
     """
-    request_id = "{:.6f}-{}-{}".format(time.time(), action, uuid.uuid4().hex[:8])
+    request_id = "{:.6f}-{}-{}".format(time.time(), action, key if key.isalnum() else uuid.uuid4().hex[:12])
     os.makedirs(_folder(job), mode=0o700, exist_ok=True)
     record = {"v": protocol.VERSION, "id": request_id, "action": action, "args": dict(args)}
     write_json(os.path.join(_folder(job), request_id + ".json"), record)

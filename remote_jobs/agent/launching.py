@@ -217,9 +217,17 @@ def _tail(path: str) -> str:
 
 
 def post_control(
-    layout: Layout, looker: Looker, job_id: str, action: str, args: Mapping[str, Any], wait_s: float
+    layout: Layout,
+    looker: Looker,
+    job_id: str,
+    action: str,
+    args: Mapping[str, Any],
+    wait_s: float,
+    key: str = "",
 ) -> Dict[str, Any]:
     """Ask a job's supervisor for something and wait for its acknowledgement; starts one where none lives.
+
+    ``key`` names the request: one that is sent again after a dropped link is found by it and not obeyed twice.
 
     Raises:
         AgentError: no_job, bad_request (nothing to stop or retry), supervisor_failed, disk_full.
@@ -229,6 +237,9 @@ def post_control(
     if job_id not in jobs:
         raise AgentError("no_job", unreadable.get(job_id, "no job {}".format(job_id)), "list them: orch status")
     state = jobs[job_id]["state"] or {}
+    before = _obeyed(job, key)
+    if before is not None:
+        return {"acknowledged": True, "seq": before["seq"], "state": state}
     name = state.get("state")
     final = name in protocol.JOB_TERMINAL
     if action == "stop" and final:
@@ -245,7 +256,7 @@ def post_control(
     if final and action == "retry":
         _wait_unlocked(job, 5.0)
     try:
-        request_id = control.post(job, action, args)
+        request_id = control.post(job, action, args, key)
     except OSError as exc:
         raise disk_error(exc, "writing the request") from exc
     if not lock_holder(job.lock_path())[0]:
@@ -263,6 +274,16 @@ def post_control(
     if mine and mine[0].get("kind") == "note":
         raise AgentError("bad_request", str((mine[0].get("data") or {}).get("text")))
     return answer
+
+
+def _obeyed(job: JobDir, key: str) -> Optional[Mapping[str, Any]]:
+    """The event that acknowledged an earlier sending of this request."""
+    if not key:
+        return None
+    for event in job.read_events():
+        if str((event.get("data") or {}).get("control", "")).endswith("-" + key):
+            return event
+    return None
 
 
 def _wait_unlocked(job: JobDir, limit_s: float) -> None:

@@ -313,6 +313,7 @@ class Server:
             str(request.get("action")),
             request.get("args") or {},
             float(request.get("wait_s") or 10.0),
+            str(request.get("key") or ""),
         )
         return answer, b""
 
