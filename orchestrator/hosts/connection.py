@@ -22,6 +22,7 @@ from orchestrator.hosts.authentication import Ask, UserAuth
 from orchestrator.hosts.errors import mapped
 from orchestrator.hosts.prompt import Memory
 from orchestrator.hosts.ssh_config import ResolvedHost
+from orchestrator.hosts.stream import HandshakeDropped
 from orchestrator.hosts.trust import HostTrust
 
 CHANNEL_TIMEOUT_S = 15.0
@@ -261,5 +262,8 @@ class ChannelStream:
         self._connection.close()
 
     def explain_end(self, stderr: str) -> Exception | None:
-        """See `ByteStream.explain_end`."""
+        """See `ByteStream.explain_end`. Without an exit status it was the link, or somebody's SIGKILL, that ended it."""
+        self._channel.status_event.wait(2.0)
+        if self._channel.exit_status == -1:
+            return HandshakeDropped(f"{self._connection.host}: the link was dropped", host=self._connection.host)
         return None
