@@ -133,7 +133,7 @@ def pid_of_the_main_process_is_reused(folder: Path) -> None:
                 event_file.write_text(event_file.read_text().replace(f'"pid": {main}', f'"pid": {innocent.pid}'))
             seen = stage.laptop.status(job.id)
             assert seen["state"] == "lost"
-            assert not seen["steps"][0]["attempts"][0].get("processes"), "the innocent is not ours"
+            assert seen["lost"]["processes"] == [], "the innocent is not ours"
             stage.laptop.run("retry", job.id, expect=0)
             stage.go()
             stage.laptop.run("wait", job.id, expect=0)

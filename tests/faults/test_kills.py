@@ -169,7 +169,7 @@ def take_over(stage: Stage, *, main_survived: bool, main: int) -> None:
     job = stage.the_job()
     seen = stage.laptop.status(job.id)
     assert seen["state"] == "lost", seen
-    listed = [process["pid"] for process in seen["steps"][0]["attempts"][-1].get("processes") or []]
+    listed = [process["pid"] for process in seen["lost"]["processes"]]
     assert (main in listed) == main_survived, f"main process {main}, listed {listed}"
     stage.laptop.run("retry", job.id, expect=0)
     job.wait_for_kind("recovered")

@@ -51,7 +51,7 @@ def test_sigkill_of_the_supervisor_is_lost_with_what_still_runs(stage: Stage) ->
     assert answer.one_screen
     seen = stage.laptop.status(job.id)
     assert seen["state"] == "lost"
-    assert main in [process["pid"] for process in seen["steps"][0]["attempts"][0]["processes"]]
+    assert main in [process["pid"] for process in seen["lost"]["processes"]]
     assert alive(main), "nothing is killed behind the user's back"
     stage.go()
     wait_until((stage.work / "saved").exists, "what still runs may end its work")
@@ -66,7 +66,7 @@ def test_sigkill_of_both_is_lost_with_nothing_left(stage: Stage) -> None:
     stage.laptop.run("wait", job.id, expect=5)
     seen = stage.laptop.status(job.id)
     assert seen["state"] == "lost"
-    assert not seen["steps"][0]["attempts"][0].get("processes")
+    assert seen["lost"]["processes"] == []
 
 
 def test_outlives_sigkill_of_the_controller_and_is_found_from_an_empty_store(stage: Stage) -> None:
