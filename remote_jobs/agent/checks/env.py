@@ -11,10 +11,11 @@ import os
 import signal
 import subprocess
 import tempfile
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from types import MappingProxyType
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from remote_jobs.agent import command, smi_run
-from remote_jobs.agent.checks.context import FAIL, Job, Row, Step, row
+from remote_jobs.agent import claims, command, smi_run
+from remote_jobs.agent.checks.context import FAIL, SKIP, Job, Row, Step, row
 
 VERSIONS_TIMEOUT_S = 60.0
 DEEP_TIMEOUT_S = 900.0
@@ -58,7 +59,7 @@ def run_script(
     request: Mapping[str, Any],
     step: Step,
     timeout_s: float,
-    argv: Sequence[str] = (),
+    extra_env: Mapping[str, str] = MappingProxyType({}),
 ) -> Tuple[Optional[Dict[str, Any]], Row]:
     """(answer, {}) of a script of `remote_jobs/steps` under the step's Python, or (None, what went wrong)."""
     path = os.path.join(command.release_dir(), "remote_jobs", "steps", script)
@@ -68,11 +69,11 @@ def run_script(
         given.seek(0)
         try:
             child = subprocess.Popen(
-                [python, path, *argv],
+                [python, path],
                 stdin=given,
                 stdout=out,
                 stderr=err,
-                env=environment(step),
+                env={**environment(step), **extra_env},
                 cwd=step.job.workdir if os.path.isdir(step.job.workdir) else "/",
                 start_new_session=True,
             )
@@ -146,7 +147,31 @@ def check_deep(job: Job) -> List[Row]:
             "patches": step.spec.patches,
             "workdir": job.workdir,
         }
-        answer, problem = run_script(step.python, DEEP_SCRIPT, request, step, DEEP_TIMEOUT_S)
-        found = answer["rows"] if answer is not None else [problem]
-        rows += [{"step": step.name, "name": "deep", **each} for each in found]
+        rows += [{"step": step.name, "name": "deep", **each} for each in _with_gpus(step, request)]
     return rows
+
+
+def _with_gpus(step: Step, request: Mapping[str, Any]) -> List[Row]:
+    """Run the deep check while holding its GPUs, so that no job starts beside it; it never waits for them."""
+    claimer, claim, reason = claims.Claimer(), None, ""
+    if step.gpus > 0:
+        try:
+            claim, reason = claimer.claim("preflight", step.name, step.gpus, step.job.spec.host_gpus)
+        except (OSError, ValueError) as exc:
+            reason = str(exc)
+        if claim is None:
+            claimer.forget("preflight", step.name)
+            return [row(SKIP, "left out: {}".format(reason), "run it again when the GPUs are free")]
+    visible = (
+        {"CUDA_VISIBLE_DEVICES": ",".join(map(str, claim.indices)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        if claim
+        else {}
+    )
+    try:
+        answer, problem = run_script(
+            step.python, DEEP_SCRIPT, request, step, DEEP_TIMEOUT_S, extra_env=visible
+        )
+    finally:
+        if claim is not None:
+            claim.release()
+    return answer["rows"] if answer is not None else [problem]
