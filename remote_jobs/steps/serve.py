@@ -17,7 +17,6 @@ if __package__ in {None, ""}:  # started as a script: its own folder must not sh
 
 import argparse
 import json
-import signal
 import socket
 import subprocess
 import time
@@ -30,6 +29,7 @@ from remote_jobs.agent import procs
 from remote_jobs.patches.activate import activate
 from remote_jobs.patches.sets import PatchError
 from remote_jobs.steps import entry, vllm_limits
+from remote_jobs.steps.ending import end_everything
 from remote_jobs.steps.extraction.errors import ConfigError, StepError
 from remote_jobs.steps.extraction.model import read_model
 from remote_jobs.steps.extraction.progress import Progress
@@ -45,8 +45,6 @@ SICK_LIMIT_S = 120.0
 REQUEST_TIMEOUT_S = 120.0
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Never through the host's http_proxy: the server is on this machine."""
-STOP_RUNGS = ((signal.SIGTERM, 4.0), (signal.SIGTERM, 4.0), (signal.SIGKILL, 4.0))
-"""Signal and patience in s. All of it fits into the supervisor's own ladder for serve (5 + 10 s)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -193,37 +191,6 @@ def _watch(server: subprocess.Popen[bytes], url: str, stop: StopSignal) -> int:
             if sick_since is not None and now - sick_since > SICK_LIMIT_S:
                 raise StepError(f"/health has not answered for {SICK_LIMIT_S:.0f} s: the server hangs")
         time.sleep(0.2)
-
-
-def end_everything(first: int | None = None) -> list[int]:
-    """End every process below this one, politely first; returns the pids that are left (none, as a rule).
-
-    `first`: a ready server, which ends its engine itself when it alone is asked. One that still loads would lose that
-    signal, so there everybody is told at once.
-    """
-    for rung, (signum, patience_s) in enumerate(STOP_RUNGS):
-        if not _living():
-            break
-        for proc in _living():
-            if rung > 0 or first is None or proc.pid == first:
-                procs.send_signal(proc, signum)
-        deadline = time.monotonic() + patience_s
-        while _living() and time.monotonic() < deadline:
-            time.sleep(0.05)
-    return [proc.pid for proc in _living()]
-
-
-def _living() -> list[procs.Proc]:
-    """Our descendants that still run; zombies that fell to us as subreaper are collected on the way."""
-    rows = procs.table()
-    found = [rows[pid] for pid in procs.descendants(os.getpid(), rows)]
-    for proc in found:
-        if proc.state == "Z" and proc.ppid == os.getpid():
-            try:
-                os.waitpid(proc.pid, os.WNOHANG)
-            except ChildProcessError:
-                continue
-    return [proc for proc in found if proc.state not in "ZX"]
 
 
 def _json(url: str, body: dict[str, Any] | None) -> Any:
