@@ -17,7 +17,7 @@ HostArgument = Annotated[
 ]
 HostsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[HOST]...", help="Hosts; all of them by default.", autocompletion=complete_hosts),
+    typer.Argument(metavar="HOST", help="Hosts; all of them by default.", autocompletion=complete_hosts),
 ]
 
 
@@ -107,7 +107,7 @@ def check(
 def gpus(
     host: Annotated[
         str | None,
-        typer.Argument(metavar="[HOST]", help="Host of the inventory.", autocompletion=complete_hosts),
+        typer.Argument(metavar="HOST", help="Host of the inventory.", autocompletion=complete_hosts),
     ] = None,
     from_file: Annotated[
         str | None,

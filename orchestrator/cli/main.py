@@ -114,7 +114,7 @@ def _report(error: BaseException, *, as_json: bool) -> int:
     """Say what went wrong (as JSON too where asked); the exit status."""
     from orchestrator.core.errors import Interrupted, OrchError, UsageError
 
-    if isinstance(error, BrokenPipeError):
+    if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
         # The reader of our output has gone (`| head`): end quietly, and let no flush at exit complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE

@@ -95,7 +95,7 @@ JobArgument = Annotated[
 JobsArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[JOB]...",
+        metavar="JOB",
         help="Job ids, or starts of them.",
         autocompletion=complete_jobs,
         show_default=False,

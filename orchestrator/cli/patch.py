@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def patch(
-    host: Annotated[str | None, typer.Argument(metavar="[HOST]", help="Host of the inventory.")] = None,
+    host: Annotated[str | None, typer.Argument(metavar="HOST", help="Host of the inventory.")] = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:

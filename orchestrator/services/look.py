@@ -18,8 +18,8 @@ from orchestrator.services.times import age_s
 if TYPE_CHECKING:
     from orchestrator.services.session import Session
 
-LOOK_TIMEOUT_S = 30.0
-"""How long a host may take for a look that does not wait, connection included in the agent's own limits."""
+LOOK_TIMEOUT_S = 20.0
+"""How long an answer may be overdue before the link counts as dead; the time that a long poll is held comes on top."""
 TERMINAL = frozenset({"succeeded", "failed", "stopped"})
 
 
@@ -86,9 +86,7 @@ def look(session: Session, host: str, *, timeout_s: float | None = None, **reque
     result = HostLook(host)
     sent_at, sent = session.now(), time.monotonic()
     try:
-        answer = session.agent(host).request(
-            "look", timeout_s=timeout_s or LOOK_TIMEOUT_S + float(request.get("wait_s") or 0.0), **request
-        )
+        answer = session.agent(host).request("look", timeout_s=timeout_s or LOOK_TIMEOUT_S, **request)
     except OrchError as error:
         result.error = error
         return result

@@ -15,12 +15,19 @@ if TYPE_CHECKING:
     from orchestrator.services.session import Session
 
 
+HELD_S = 25.0
+"""Longest time that a look is held on the host. The schedule would allow 60 s, but a link that died in silence is only
+noticed when an answer is overdue, and nobody should wait longer than a minute to hear of it."""
+
+
 class Pace:
     """The pace of looks at one host."""
 
     def __init__(self, session: Session, host: str, *, cap_s: float | None = None) -> None:
         floor = session.host(host).min_look_interval_s or 0.0
-        self._schedule = LookSchedule(min_interval_s=floor, max_interval_s=cap_s)
+        self._schedule = LookSchedule(
+            min_interval_s=floor, max_interval_s=HELD_S if cap_s is None else min(cap_s, HELD_S)
+        )
 
     def after(self, views: Sequence[Mapping[str, Any]], *, changed: bool) -> float:
         """Seconds that the next look may wait on the host, after an answer."""

@@ -18,7 +18,7 @@ def control(session: Session, job: FoundJob, action: str, **args: Any) -> dict[s
     """One request to a supervisor, repeated safely after a broken link (the host folds equal requests into one)."""
     given = {key: value for key, value in args.items() if value not in (None, "", {})}
     answer = session.agent(job.host).request(
-        "control", job=job.id, action=action, args=given, wait_s=ACKNOWLEDGE_S, timeout_s=ACKNOWLEDGE_S + 30.0
+        "control", job=job.id, action=action, args=given, wait_s=ACKNOWLEDGE_S
     )
     state = answer.get("state")
     return {

@@ -1,0 +1,217 @@
+"""The command line itself: help, usage errors as text and as JSON, exit statuses, completion, a quick start."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from orchestrator.cli.main import ORDER, app, main
+from orchestrator.cli.options import seconds
+from orchestrator.core.errors import UsageError
+from tests.support.laptop import ORCH, Laptop
+
+COMMANDS = list(ORDER)
+NEEDS_HELP = [[name] for name in COMMANDS] + [["hosts", "check"]]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(list(arguments))
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_every_command_of_the_design_is_there() -> None:
+    assert set(typer.main.get_command(app).commands) == set(COMMANDS)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("command", NEEDS_HELP, ids=" ".join)
+def test_help_explains_every_option(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    status, out, err = run(capsys, *command, "--help")
+    assert (status, err) == (0, "")
+    assert out.startswith(f"Usage: orch {' '.join(command)}")
+    assert "..." not in out.split("Examples:")[0].replace("[JOB]...", "").replace("[HOST]...", "")
+    group: Any = typer.main.get_command(app)
+    for name in command:
+        group = group.commands[name] if hasattr(group, "commands") else group
+    for parameter in group.params:
+        if parameter.name != "help":
+            assert getattr(parameter, "help", None), f"{command}: {parameter.name} has no help"
+
+
+@pytest.mark.parametrize(
+    "command", [name for name in COMMANDS if name not in {"patch", "hosts"}] + ["hosts check"], ids=str
+)
+def test_help_has_examples(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    _, out, _ = run(capsys, *command.split(), "--help")
+    examples = out.partition("Examples:")[2]
+    assert f"orch {command}" in examples
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "hint"),
+    [
+        (["lanch"], "no such command 'lanch'. Did you mean 'launch'", "see: orch --help"),
+        (["launch"], "missing argument 'PLAN'", "see: orch launch --help"),
+        (["launch", "p.yaml", "--hst", "x"], "no such option: --hst", "see: orch launch --help"),
+        (["hosts", "chek"], "no such command 'chek'", "see: orch hosts --help"),
+        (["logs", "j", "--tail", "many"], "--tail", "see: orch logs --help"),
+        (["wait", "j", "--timeout", "soon"], "--timeout 'soon' is not a time", "write seconds, or 90s, 30m"),
+        (["completion", "tcsh"], "'tcsh' is not one of", "see: orch completion --help"),
+        ([], "a command is missing", "see: orch --help"),
+        (["launch", "nowhere.yaml"], "nowhere.yaml", ""),
+    ],
+)
+def test_wrong_usage_is_status_2_with_a_hint(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str, hint: str
+) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert words in err
+    assert hint in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status", "--json", "--hst"],
+        ["lanch", "--json"],
+        ["launch", "--json"],
+        ["launch", "nowhere.yaml", "--json"],
+        ["wait", "j", "--timeout", "soon", "--json"],
+        ["status", "--json", "--inventory", "nowhere.yaml"],
+    ],
+)
+def test_a_failure_in_json_mode_is_one_document(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert status == 2
+    document = json.loads(out)
+    assert document["schema"] == 1
+    assert set(document["error"]) == {"code", "message", "hint"}
+    assert document["error"]["code"] in {"usage", "config"}
+    assert err.startswith("orch: ")
+
+
+def test_json_after_a_double_dash_is_an_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "launch", "--", "--json")
+    assert status == 2
+    assert out == ""
+
+
+@pytest.mark.parametrize(("text", "expected"), [(None, None), ("90", 90), ("0.5", 0.5), ("90s", 90), ("30m", 1800), ("1h30m", 5400)])
+def test_times(text: str | None, expected: float | None) -> None:
+    assert seconds(text, "--timeout") == expected
+
+
+@pytest.mark.parametrize("text", ["", "-1", "x", "5 parsecs", "nan", "1e400"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        seconds(text, "--timeout")
+
+
+def test_start_loads_nothing_heavy() -> None:
+    """`orch --help` and completion answer at once because these stay out until a command needs them."""
+    script = (
+        "import sys, orchestrator.cli.main as m; m.main(['--help']); "
+        "print([n for n in ('paramiko', 'fabric', 'pydantic', 'rich', 'ruamel.yaml', 'sqlite3') if n in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_help_is_quick() -> None:
+    best = 9.0
+    for _ in range(5):
+        began = time.monotonic()
+        subprocess.run([ORCH, "--help"], stdout=subprocess.DEVNULL, check=True)
+        best = min(best, time.monotonic() - began)
+        if best < 0.3:
+            return
+    # The bound is for an idle machine; on a loaded one the interpreter's own start is the yardstick.
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import typer"], check=True)
+    assert best < 3 * (time.monotonic() - began)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "powershell"])
+def test_completion_scripts(capsys: pytest.CaptureFixture[str], shell: str) -> None:
+    status, out, _ = run(capsys, "completion", shell)
+    assert status == 0
+    assert "_ORCH_COMPLETE" in out
+    assert "orch" in out
+
+
+def complete(laptop: Laptop, words: str) -> list[str]:
+    done = subprocess.run(
+        [ORCH],
+        capture_output=True,
+        text=True,
+        cwd=laptop.folder,
+        env={**laptop.environment, "_ORCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))},
+        check=False,
+    )
+    return done.stdout.split()
+
+
+def test_completion_knows_commands_hosts_and_plans(tmp_path: Path) -> None:
+    laptop = Laptop(tmp_path, {"gpubox": {"ssh": "gpubox"}, "cluster": {"ssh": "login1"}})
+    laptop.plan([{"name": "a", "run": "true"}], name="extract")
+    assert complete(laptop, "orch la") == ["launch"]
+    assert complete(laptop, "orch gpus g") == ["gpubox"]
+    assert complete(laptop, "orch launch --host ") == ["gpubox", "cluster"]
+    assert complete(laptop, "orch launch ex") == ["extract.yaml"]
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    laptop = Laptop(tmp_path, {"gpubox": {"ssh": "gpubox"}})
+    done = subprocess.run(
+        f"{ORCH} hosts | true; echo ${{PIPESTATUS[0]}}", shell=True, executable="/bin/bash", capture_output=True, text=True, env=laptop.environment, check=True
+    )
+    assert "Traceback" not in done.stderr
+    assert done.stderr in ("", f"from {laptop.inventory}\n")
+    assert done.stdout.strip() in ("0", "141")
+
+
+def test_hosts_lists_the_inventory_without_connecting(tmp_path: Path) -> None:
+    laptop = Laptop(tmp_path, {"gpubox": {"ssh": "nobody@127.0.0.1:9", "gpus": 8}})
+    answer = laptop.run("hosts", expect=0)
+    assert answer.out.splitlines() == [
+        "HOST    SSH                 GPUS  ROOT             SCHEDULER  TRANSPORT",
+        "gpubox  nobody@127.0.0.1:9  8     ~/.orchestrator  direct     paramiko",
+    ]
+    assert laptop.run("hosts", "--json", expect=0).json == {
+        "schema": 1,
+        "inventory": str(laptop.inventory),
+        "hosts": [{"name": "gpubox", "ssh": "nobody@127.0.0.1:9", "gpus": 8, "root": "~/.orchestrator", "scheduler": "direct", "transport": "paramiko"}],
+    }
+
+
+def test_inventory_option_works_before_and_after_the_command(tmp_path: Path) -> None:
+    laptop = Laptop(tmp_path, {"gpubox": {"ssh": "gpubox"}})
+    del laptop.environment["ORCH_INVENTORY"]
+    other = tmp_path / "elsewhere.yaml"
+    os.replace(laptop.inventory, other)
+    assert laptop.run("hosts").status == 2
+    assert "gpubox" in laptop.run("--inventory", other, "hosts", expect=0).out
+    assert "gpubox" in laptop.run("hosts", "--inventory", other, expect=0).out
+
+
+def test_a_bug_of_ours_is_called_that(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.delenv("ORCH_DEBUG", raising=False)
+    monkeypatch.setattr("orchestrator.services.session.Session.__init__", broken)
+    status, out, err = run(capsys, "status", "--json")
+    assert status == 70
+    assert json.loads(out)["error"]["code"] == "internal"
+    assert "a bug in orch" in err
+    assert "Traceback" not in err
