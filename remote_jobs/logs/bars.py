@@ -10,9 +10,10 @@ Must not import anything but the standard library and lines.py; no I/O.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from remote_jobs.logs.lines import read_prefix, strip_ansi
+from remote_jobs.logs.lines import HEAD_BYTES, read_prefix, strip_ansi
 
 ANCHOR = re.compile(rb"\[\s?(?:\d+ days?, )?\d+:\d\d(?::\d\d)?\s?[<,]")
 """Where a bar's clock starts: ``[01:26<``, ``[ 0:00:01 <``, ``[00:02,`` (no total)."""
@@ -78,14 +79,14 @@ class BarUpdate(NamedTuple):
         }
 
 
-def _seconds(clock: bytes, days: Optional[bytes]) -> Optional[int]:
+@lru_cache(maxsize=4096)
+def _seconds(clock: bytes, days: Optional[bytes] = None) -> Optional[int]:
     if not clock[:1].isdigit():
         return None
-    parts = clock.split(b":")
     total = 0
-    for part in parts:
-        total = total * 60 + int(part)
-    return total + 86400 * int(days or 0)
+    for part in clock.split(b":"):
+        total = total * 60 + int(part[:12] or 0)
+    return total + 86400 * int(days[:6] if days else 0)
 
 
 def _number(digits: bytes, suffix: bytes) -> Optional[int]:
@@ -161,14 +162,85 @@ def _label(raw: bytes) -> str:
     return text[read_prefix(text).size :].strip(" \t|").rstrip(":").rstrip()[-200:]
 
 
-def parse_bars(raw: bytes, line: int, seg: int, head: bytes = b"") -> List[BarUpdate]:
+class WriterCache:
+    """Labels and writers repeat with every update of a bar: read each distinct text once."""
+
+    def __init__(self, limit: int = 512) -> None:
+        self._limit = limit
+        self._labels: Dict[bytes, str] = {}
+        self._writers: Dict[bytes, Tuple[Optional[str], Optional[int]]] = {}
+
+    def label(self, raw: bytes) -> str:
+        """Label of what stands before the percentage."""
+        found = self._labels.get(raw)
+        if found is None:
+            if len(self._labels) >= self._limit:
+                self._labels.clear()
+            found = self._labels[raw] = _label(raw)
+        return found
+
+    def writer(self, raw: bytes) -> Tuple[Optional[str], Optional[int]]:
+        """(worker, pid) from the start of a line."""
+        found = self._writers.get(raw)
+        if found is None:
+            if len(self._writers) >= self._limit:
+                self._writers.clear()
+            prefix = read_prefix(strip_ansi(raw).decode("utf-8", "replace").lstrip("\r"))
+            found = self._writers[raw] = (prefix.worker, prefix.pid)
+        return found
+
+
+# The form that nearly all updates have, in one go: label, percentage, bar or "Completed |", counts, clock, rate.
+_PLAIN = re.compile(
+    rb"(?P<label>[^|%\[\]\x1b]*?)(?P<percent>\d{1,3})%(?:\|[^|]*\|| Completed \|) *"
+    rb"(?P<done>\d+)/(?P<total>\d+) \[(?P<elapsed>[\d:]+)<(?P<remaining>[\d:]+|\?), *(?P<rate>\?|[\d.]+)"
+    rb"(?P<unit>s/it|it/s)(?P<rest>(?:, [^\]]*)?\] *)$"
+)
+
+
+def _plain(raw: bytes, line: int, seg: int, head: bytes, cache: WriterCache) -> Optional[BarUpdate]:
+    match = _PLAIN.match(raw)
+    if match is None:
+        return None
+    label, percent, done, total, elapsed, remaining, rate, unit, _ = match.groups()
+    s_per_item: Optional[float] = None
+    if rate != b"?":
+        value = float(rate) if rate.count(b".") < 2 else 0.0
+        if unit == b"s/it":
+            s_per_item = value
+        elif value > 0:
+            s_per_item = round(1.0 / value, 6)
+    worker, pid = cache.writer(head or label)
+    return BarUpdate(
+        line,
+        seg,
+        cache.label(label),
+        int(done[:24]),
+        int(total[:24]),
+        int(percent),
+        _seconds(elapsed),
+        None if remaining == b"?" else _seconds(remaining),
+        s_per_item,
+        worker,
+        pid,
+    )
+
+
+def parse_bars(
+    raw: bytes, line: int, seg: int, head: bytes = b"", cache: Optional[WriterCache] = None
+) -> List[BarUpdate]:
     """All bar updates in one segment, left to right.
 
     Args:
         raw: the segment without separators.
         line, seg: where it stands.
         head: start of the segment's line (the process prefix often stands before the first carriage return).
+        cache: labels and writers read before.
     """
+    cache = cache or WriterCache()
+    plain = _plain(raw, line, seg, head, cache)
+    if plain is not None:
+        return [plain]
     data = strip_ansi(raw)
     updates: List[BarUpdate] = []
     behind = 0
@@ -190,20 +262,20 @@ def parse_bars(raw: bytes, line: int, seg: int, head: bytes = b"") -> List[BarUp
             continue
         close = data.find(b"]", clock.end())
         behind = clock.end() if close < 0 else close + 1
-        writer = read_prefix(strip_ansi(head).decode("utf-8", "replace").lstrip("\r") if head else left[:240].decode("utf-8", "replace"))
+        worker, pid = cache.writer(head or left[:HEAD_BYTES])
         updates.append(
             BarUpdate(
                 line,
                 seg,
-                _label(found.label),
+                cache.label(found.label),
                 found.done,
                 found.total,
                 found.percent,
                 _seconds(clock.group("elapsed"), clock.group("days")),
                 _seconds(clock.group("remaining"), clock.group("left_days")) if has_left else None,
                 s_per_item,
-                writer.worker,
-                writer.pid,
+                worker,
+                pid,
             )
         )
     return updates

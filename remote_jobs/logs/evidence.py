@@ -10,25 +10,27 @@ Must not import anything but the standard library and its siblings; no I/O.
 from __future__ import annotations
 
 import re
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from remote_jobs.logs.lines import Prefix, read_prefix
 from remote_jobs.logs.rules import RULES, Rule
 from remote_jobs.logs.rules.context import CAUGHT, DONE, FINITE_RETRY, GAVE_UP, NOISE, SERVER_STOPPED, WORK
-from remote_jobs.logs.rules.rule import ALWAYS, GENERIC, HARD, NEVER, SYMPTOM, literal_needle
+from remote_jobs.logs.rules.rule import ALWAYS, GENERIC, HARD, NEVER, SYMPTOM, needles_of
 
 TEXT_LIMIT = 2000
 """Characters of a line that rules look at; longer lines keep their start (and end, where messages stand)."""
+FINDINGS_KEPT = 400
 STALE_ACTIVITY = 12 * WORK
 """So much healthy work behind an error shows that the program got over it."""
 
 TRIGGERS = (
-    b"error", b"exception", b"fail", b"traceback", b"fault", b"fatal", b"kill", b"signal", b"abort", b"memory",
-    b"no space", b"denied", b"refused", b"timed out", b"timeout", b"cannot", b"could not", b"unable", b"invalid", b"xid",
-    b"no such", b"unrecognized", b"cancelled", b"quota", b"interrupt", b"terminated", b"died", b"mismatch", b"supported",
-    b"assert", b"corrupt", b"nan", b"hangup", b"exit code", b"exitcode", b"larger than", b"in use", b"not found",
-    b"required", b"must be", b" sig", b"xit code", b"oom", b"panic", b"complete", b"finished", b"train_runtime", b"[shutdown]", b"lost",
-    b"disconnect", b"available", b"requires", b"divisible", b"evicted", b"success", b"not ", b"due to", b"too ",
+    b"error", b"exception", b"fail", b"traceback", b"fault", b"fatal", b"kill", b"sig", b"abort", b"of memory",
+    b"no space", b"denied", b"refused", b"timed out", b"timeout", b"cannot", b"could", b"n't", b"unable", b"invalid",
+    b"xid", b"no such", b"unrecognized", b"cancel", b"quota", b"interrupt", b"terminat", b"died", b"mismatch", b"supported",
+    b"assert", b"corrupt", b"nan", b"hangup", b"exit", b"in use", b"not found", b"oom", b"panic", b"complete", b"finished",
+    b"shut", b"lost", b"evicted", b"success", b"errno", b"watchdog", b"closed", b"illegal", b"off the bus", b"uncorrectable",
+    b"broken", b"crash", b"already", b"missing", b"unreachable", b"resolve", b"stopped", b"final ", b"view run", b"all done",
+    b"extracted", b"preempted", b"^c", b"duplicate", b"worker exit",
 )
 """Lower-case texts, one of which every line of interest contains; the test suite holds the table to it."""
 
@@ -48,11 +50,50 @@ MESSAGE_LINES = 8
 
 class _Compiled(NamedTuple):
     rule: Rule
-    needle: str
+    needles: Tuple[str, ...]
     search: "re.Pattern[str]"
 
 
-_RULES = [_Compiled(rule, rule.needle or literal_needle(rule.pattern), rule.compiled()) for rule in RULES]
+_RULES = [_Compiled(rule, needles_of(rule.pattern), rule.compiled()) for rule in RULES]
+
+
+class _Reading(NamedTuple):
+    """Everything that a line's body says by itself."""
+
+    rule: Optional[Rule]
+    done: bool
+    stopped: bool
+    caught: bool
+    nan: bool
+    noise: bool
+    goes_on: bool
+    exception: bool
+
+
+_LONG_NUMBERS = re.compile(r"\d{4,}")
+_READINGS: Dict[str, _Reading] = {}
+_READINGS_KEPT = 2048
+
+
+def read_body(body: str) -> _Reading:
+    """Read a line's body; lines that differ in long numbers only (ids, times, sizes) are read once."""
+    key = _LONG_NUMBERS.sub("0000", body)
+    reading = _READINGS.get(key)
+    if reading is None:
+        if len(_READINGS) >= _READINGS_KEPT:
+            _READINGS.clear()
+        exception = _EXCEPTION_LINE.match(body) is not None
+        reading = _READINGS[key] = _Reading(
+            match_rule(body),
+            DONE.search(body) is not None,
+            SERVER_STOPPED.search(body) is not None,
+            CAUGHT.search(body) is not None,
+            _NAN_METRIC.search(body) is not None,
+            not exception and NOISE.search(body) is not None,
+            not exception and FINITE_RETRY.search(body) is not None and GAVE_UP.search(body) is None,
+            exception,
+        )
+    return reading
 
 
 class Finding(NamedTuple):
@@ -89,12 +130,14 @@ def match_rule(body: str) -> Optional[Rule]:
     best: Optional[Rule] = None
     best_key = (9, 0)
     for entry in _RULES:
-        if entry.needle and entry.needle not in low:
-            continue
         rule = entry.rule
-        generic = 1 if GENERIC <= rule.rank <= GENERIC + 1 else 0
-        key = (generic, rule.rank)
+        key = (1 if GENERIC <= rule.rank <= GENERIC + 1 else 0, rule.rank)
         if best is not None and key >= best_key:
+            continue
+        for needle in entry.needles:
+            if needle in low:
+                break
+        else:
             continue
         if entry.search.search(body) is not None:
             best, best_key = rule, key
@@ -115,13 +158,13 @@ class EvidenceCollector:
         self._last_caught = -1000
         self._seen: Dict[Tuple[str, bool, str], int] = {}
 
-    def take(self, text: str, line: int, activity: int, prefix: Optional[Prefix] = None) -> None:
+    def take(self, text: str, line: int, activity: Callable[[], int], prefix: Optional[Prefix] = None) -> None:
         """Look at one line (without colours).
 
         Args:
             text: the line or segment; only its first TEXT_LIMIT characters and its end are read.
             line: its number.
-            activity: count of healthy work so far (bar advances, answered requests, metric lines).
+            activity: asked for the healthy work so far (bar advances, answered requests, metric lines) when needed.
             prefix: the prefix of the line's first segment, where this segment has none.
         """
         if len(text) > TEXT_LIMIT:
@@ -132,23 +175,25 @@ class EvidenceCollector:
             worker, pid = prefix.worker, prefix.pid
         body = text[own.size :]
         writer = self._writer(worker, pid)
-        stripped = body.strip()
         if self.dense:
             self.dense -= 1
-        if not stripped:
+        if not body or body.isspace():
             return
         if _TRACEBACK in body:
             self._open_traceback(writer, own, text, body, line)
             return
-        if CAUGHT.search(body):
+        indented = body[0] in " \t|\u2502^~"
+        if indented and writer.in_traceback and "rror" not in body:
+            return  # frames and quoted source
+        reading = read_body(body)
+        if reading.caught:
             writer.caught_at = self._last_caught = line
-        if self._note_markers(body, line):
+        if self._note_markers(reading, body, line):
             return
-        ending = writer.in_traceback and self._closes(body)
+        ending = writer.in_traceback and not indented and self._closes(body)
         caught = ending and writer.traceback_caught
         if writer.in_traceback and not ending and line - writer.traceback_line > 400:
             writer.in_traceback = False
-        inside = writer.in_traceback and not ending and body[:1] in " \t|\u2502^"
         message = not ending and line <= writer.message_until
         if ending:
             writer.in_traceback = False
@@ -156,14 +201,9 @@ class EvidenceCollector:
             writer.message_caught = caught
         if message:
             caught = writer.message_caught
-        if inside and "Error" not in body and "rror" not in stripped[:40]:
+        if reading.rule is None or (reading.noise and not ending and not message):
             return
-        if not ending and not message and not _EXCEPTION_LINE.match(body) and NOISE.search(body):
-            return
-        rule = match_rule(body)
-        if rule is None:
-            return
-        self._add(rule, own, text, body, stripped, line, activity, ending, caught, message, worker, pid)
+        self._add(reading, reading.rule, own, text, body, line, activity(), ending, caught, message, worker, pid)
 
     def _writer(self, worker: Optional[str], pid: Optional[int]) -> _Writer:
         key = (worker, pid)
@@ -192,21 +232,19 @@ class EvidenceCollector:
     @staticmethod
     def _closes(body: str) -> bool:
         """The unindented line behind a traceback's frames."""
-        if body[:1] in " \t|\u2502^~":
-            return False
         if body.startswith(("During handling", "The above exception", "[Previous line", "File ")):
             return False
         return bool(_EXCEPTION_LINE.match(body) or _ANY_EXCEPTION.match(body))
 
-    def _note_markers(self, body: str, line: int) -> bool:
-        if DONE.search(body):
+    def _note_markers(self, reading: _Reading, body: str, line: int) -> bool:
+        if reading.done:
             self.done_line = line
             return True
-        if SERVER_STOPPED.search(body):
+        if reading.stopped:
             if self.stopped_line is None:
                 self.stopped_line = line
             return "rror" not in body
-        if _NAN_METRIC.search(body):
+        if reading.nan:
             if self.first_nan_line is None:
                 self.first_nan_line = line
             return True
@@ -214,11 +252,11 @@ class EvidenceCollector:
 
     def _add(
         self,
+        reading: _Reading,
         rule: Rule,
         own: Prefix,
         text: str,
         body: str,
-        stripped: str,
         line: int,
         activity: int,
         ending: bool,
@@ -227,10 +265,8 @@ class EvidenceCollector:
         worker: Optional[str],
         pid: Optional[int],
     ) -> None:
-        clean = rule.shows_end == ALWAYS or bool(_EXCEPTION_LINE.match(body)) or (ending and bool(_ANY_EXCEPTION.match(body)))
-        goes_on = bool(FINITE_RETRY.search(body)) and not GAVE_UP.search(body) and not _EXCEPTION_LINE.match(body)
-        request = bool(_REQUEST_SOURCE.search(text[:160]))
-        handled = caught or request or (goes_on and rule.rank != HARD)
+        clean = rule.shows_end == ALWAYS or reading.exception or (ending and bool(_ANY_EXCEPTION.match(body)))
+        handled = caught or bool(_REQUEST_SOURCE.search(text[:160])) or (reading.goes_on and rule.rank != HARD)
         if own.level in _LOW and rule.rank != HARD and rule.shows_end != NEVER and not rule.cut_short:
             handled = True
         ends = False
@@ -242,11 +278,13 @@ class EvidenceCollector:
         self.counts[rule.id] = self.counts.get(rule.id, 0) + 1
         if self.findings and ends and activity - self._last_activity() > STALE_ACTIVITY:
             self._forget_recovered(activity)
-        key = (rule.id, ends, stripped[:60] if rule.rank >= GENERIC else "")
+        key = (rule.id, ends, body.strip()[:60] if rule.rank >= GENERIC else "")
+        if len(self._seen) > 4096:
+            self._seen.clear()
         seen = self._seen.get(key, 0)
         self._seen[key] = seen + 1
         finding = Finding(rule, line, text.rstrip("\r\n"), ends, handled, clean, worker, pid, activity)
-        if seen < 6 and len(self.findings) < 600:
+        if seen < 6 and len(self.findings) < FINDINGS_KEPT:
             self.findings.append(finding)
         else:
             self._replace_last(finding)

@@ -12,12 +12,10 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 from remote_jobs.logs.bars import ANCHOR, Bar, BarUpdate, parse_bars
 from remote_jobs.logs.eta import History
-from remote_jobs.logs.lines import Block, Cursor, Splitter, read_prefix, to_text
-from remote_jobs.logs.phases import needles
-from remote_jobs.logs.reader import BarReader, anchors_of, bar_anchors, bar_json, prompt_in
+from remote_jobs.logs.lines import Block, Cursor, Splitter
+from remote_jobs.logs.reader import FOLLOW_TEXTS, KINDS, BarReader, bar_anchors, bar_json, prompt_in, text_anchors
 
 BARS_KEPT = 64
-_TEXTS = (*needles(), b"::orch ", b"global_step=")
 _TAIL_BYTES = 4096
 
 
@@ -80,17 +78,19 @@ class Follower:
         return bar_json(bar, self._usual.get(bar.update.label))
 
     def _read(self, block: Block) -> None:
-        low = block.data.lower()
-        offsets = sorted(set(anchors_of(low, _TEXTS) + bar_anchors(block.data)))
+        data = block.data
+        anchors = bar_anchors(data) + text_anchors(data, FOLLOW_TEXTS)
+        anchors.sort()
         cursor = Cursor(block)
-        for offset in offsets:
-            if offset < cursor.at:
-                continue
-            segment = cursor.segment_at(offset)
-            raw, _ = self._bars.take(block, segment, self._note)
-            text = to_text(raw)
-            self._bars.phases.take(text[read_prefix(text).size :], segment.line)
-        self._tail = (self._tail + block.data)[-_TAIL_BYTES:]
+        at = 0
+        while at < len(anchors):
+            segment = cursor.segment_at(anchors[at] // KINDS)
+            kinds = 0
+            while at < len(anchors) and anchors[at] // KINDS < cursor.at:
+                kinds |= anchors[at] % KINDS
+                at += 1
+            self._bars.take(data[segment.start : segment.end], segment, kinds, self._note)
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
 
     def _note(self, _update: BarUpdate, bar: Bar) -> None:
         self._changed[id(bar)] = bar

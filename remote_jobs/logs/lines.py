@@ -12,7 +12,7 @@ Must not import anything but the standard library; no I/O.
 from __future__ import annotations
 
 import re
-from typing import Iterator, List, NamedTuple, Optional
+from typing import Dict, Iterator, List, NamedTuple, Optional
 
 MAX_SEGMENT = 65536
 """Bytes kept of one segment; real log lines are far shorter, a 10 MB line of one character costs no more than this."""
@@ -201,7 +201,7 @@ _PREFIXES = [
         r"|\((?P<ray>raylet|gcs_server|autoscaler|dashboard)(?:, ip=[\d.a-f:]+)?\) ?"
     ),
     # torchrun "[rank0]: ", "[default0]:", accelerate/deepspeed launcher "[rank0] "
-    re.compile(r"\[(?P<worker>rank\d+|default\d+|\d+)\]: ?|\[(?P<rank>[Rr]ank ?\d+)\] "),
+    re.compile(r"\[(?P<worker>rank\d+|default\d+|\d+)\]: ?|\[(?P<rank>[Rr]ank ?\d+|(?:TP|DP|PP)\d+)\] "),
     # docker -t / kubernetes "2026-05-12T03:16:16.123456789Z stdout F "
     re.compile(r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)(?: std(?:out|err) [FP])? "),
     # journald / syslog "May 12 03:16:16 host unit[12]: "
@@ -236,7 +236,26 @@ _PREFIXES = [
     re.compile(r" {0,3}(?P<worker>\d{1,4}): (?=\S)"),
 ]
 _LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "FATAL", "WARN": "WARNING", "SUCCESS": "INFO"}
-_STARTS = frozenset("([0123456789 IWEFDCJMASONabcdefghijklmnopqrstuvwxyz")
+
+
+def _by_first_character() -> Dict[str, List["re.Pattern[str]"]]:
+    """Which patterns can start with which character: most texts start with none of them."""
+    starts = {
+        "(": (0,),
+        "[": (1, 4, 5, 7, 9, 10, 11),
+        " ": (10, 12),
+    }
+    table = {char: [_PREFIXES[at] for at in places] for char, places in starts.items()}
+    for char in "0123456789":
+        table[char] = [_PREFIXES[2], _PREFIXES[8], _PREFIXES[12]]
+    for char in "abcdefghijklmnopqrstuvwxyz":
+        table[char] = [_PREFIXES[4]]
+    for char in "ADEFIJMNOSCW":
+        table[char] = [_PREFIXES[3], _PREFIXES[5], _PREFIXES[6], _PREFIXES[10], _PREFIXES[11]]
+    return table
+
+
+_STARTING = _by_first_character()
 
 
 def read_prefix(text: str) -> Prefix:
@@ -246,9 +265,10 @@ def read_prefix(text: str) -> Prefix:
     level = time = ""
     at = 0
     for _ in range(8):
-        if at >= len(text) or text[at] not in _STARTS:
+        patterns = _STARTING.get(text[at : at + 1])
+        if patterns is None:
             break
-        for pattern in _PREFIXES:
+        for pattern in patterns:
             match = pattern.match(text, at)
             if match is None or match.end() == at:
                 continue

@@ -42,8 +42,8 @@ TABLE = (
     _row("load_weights", START, "checkpoint shards", r"Loading \w+ checkpoint shards.*:\s+0% |Loading checkpoint shards:\s+0%"),
     _row("prefetch", START, "Prefetching checkpoint files into page cache started"),
     _row("prefetch", END, "Prefetching checkpoint files into page cache finished", r"finished in (?P<took>[\d.]+)s"),
-    _row("load_weights", END, "Loading weights took", r"Loading weights took (?P<took>[\d.]+) seconds"),
-    _row("load_weights", END, "Model loading took", r"Model loading took [\d.]+ Gi?B(?: memory)? and (?P<took>[\d.]+) seconds"),
+    _row("load_weights", END, "Loading weights took ", r"Loading weights took (?P<took>[\d.]+) seconds"),
+    _row("load_weights", END, "Model loading took ", r"Model loading took [\d.]+ Gi?B(?: memory)? and (?P<took>[\d.]+) seconds"),
     _row("load_drafter", START, "Loading drafter model"),
     _row("compile", START, "for vLLM's torch.compile"),
     _row("compile", START, "Dynamo bytecode transform time"),
@@ -57,7 +57,7 @@ TABLE = (
     _row("graph_capture", START, "Capturing ", r"Capturing .*(?:CUDA graphs?|batches).*:\s+0%"),
     _row("graph_capture", END, "Graph capturing finished", r"Graph capturing finished in (?P<took>[\d.]+) secs"),
     _row("graph_capture", END, "Capture cuda graph end"),
-    _row("init_engine", DONE_AT_ONCE, "init engine (", r"init engine \(.*took (?P<took>[\d.]+) s"),
+    _row("init_engine", DONE_AT_ONCE, " took ", r"init engine \(.*took (?P<took>[\d.]+) s"),
     _row("serve_start", START, "Starting vLLM", r"Starting vLLM (?:API )?server"),
     _row("ready", START, "Application startup complete"),
     _row("ready", START, "The server is fired up and ready to roll"),
@@ -98,14 +98,14 @@ _COMPILED = [(rule, re.compile(rule.pattern)) for rule in TABLE]
 _BESIDE = frozenset({"prefetch", "validate", "save_checkpoint", "evaluate"})
 
 
-def needles() -> List[bytes]:
-    """Texts to look for in a block before any line is looked at (lower case)."""
-    found = sorted({rule.needle.lower().strip() for rule in TABLE}, key=len)
-    short: List[str] = []
-    for needle in found:
-        if not any(other in needle for other in short):
-            short.append(needle)
-    return [needle.encode() for needle in short]
+ANCHORS = (
+    b"capturing", b"torch.compile", b"llm engine", b"starting", b" took ", b" epoch ", b"kv cache size", b"deepgemm",
+    b"load weight", b"loading weights:", b"default args", b"checkpoint s", b"processed prompts", b"writing dataset",
+    b"saving ", b"generating resp", b"loading drafter", b"architecture:", b"cuda graph end", b"optimization steps",
+    b"***** run", b"initial prof", b"eagle off", b"bytecode", b"fired up", b"page cache", b"available kv", b"complete",
+    b"finished", b"shut", b"train_runtime", b"::orch ",
+)
+"""Texts to look for in a block before any line is looked at (lower case); every needle of the table contains one."""
 
 
 class Phase:

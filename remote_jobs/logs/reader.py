@@ -19,21 +19,31 @@ from remote_jobs.logs.bars import (
     Bar,
     BarTracker,
     BarUpdate,
+    WriterCache,
     parse_bars,
     parse_counter,
     text_behind_bars,
 )
 from remote_jobs.logs.evidence import TRIGGERS, EvidenceCollector
-from remote_jobs.logs.lines import Block, Cursor, Prefix, Segment, Splitter, read_prefix, to_text
-from remote_jobs.logs.phases import PhaseTracker, needles
+from remote_jobs.logs.lines import Block, Cursor, Segment, Splitter, read_prefix, to_text
+from remote_jobs.logs.phases import ANCHORS as PHASE_TEXTS
+from remote_jobs.logs.phases import PhaseTracker
 from remote_jobs.logs.rules.context import ACTIVITY_NEEDLES, PROMPT, WORK
 from remote_jobs.logs.verdict import Circumstances, judge
 
 SCHEMA = 1
 TAIL_BYTES = 65536
-_PHASE_NEEDLES = tuple(needle for needle in needles() if not any(trigger in needle for trigger in TRIGGERS))
-_MARKER = b"::orch "
-_METRIC_STEP = b"global_step="
+PHASE_TEXT = 1
+COUNTER = 2
+CLOCK = 4
+TRIGGER = 8
+KINDS = 16
+"""Kinds of anchors, as bits; an anchor is offset * KINDS + kind."""
+ALL_TEXTS = tuple(
+    (text, (PHASE_TEXT if text in PHASE_TEXTS else 0) | (TRIGGER if text in TRIGGERS else 0))
+    for text in dict.fromkeys(PHASE_TEXTS + TRIGGERS)
+)
+FOLLOW_TEXTS = tuple((text, PHASE_TEXT) for text in PHASE_TEXTS)
 _COUNTER_WORD = re.compile(rb"(?:iter|step|batch|epoch|round|sample|shard|chunk|update|episode|file|prompt|request|task|\()", re.IGNORECASE)
 _METRIC_LINE = re.compile(r"['\"]?\b(?:loss|train/loss|lm loss)['\"]?\s*[:=]\s*['\"]?(?P<loss>[-+\w.]+)")
 _GRAD = re.compile(r"['\"]?grad_norm['\"]?\s*[:=]\s*['\"]?(?P<norm>[-+\w.]+)")
@@ -42,30 +52,49 @@ _SIDE_BAR = re.compile(
 )
 
 
-def anchors_of(low: bytes, texts: Sequence[bytes]) -> List[int]:
-    """Offsets of all occurrences of any of ``texts`` (lower case) in ``low``."""
+def text_anchors(data: bytes, texts: Sequence[Tuple[bytes, int]]) -> List[int]:
+    """All occurrences of any of ``texts`` (lower case, no digits), as offset * KINDS + kind."""
+    low = data.lower()
     found: List[int] = []
-    for text in texts:
+    for text, kind in _present(low, texts):
         at = low.find(text)
         while at >= 0:
-            found.append(at)
+            found.append(at * KINDS + kind)
             at = low.find(text, at + len(text))
     return found
 
 
+def _present(low: bytes, texts: Sequence[Tuple[bytes, int]]) -> Sequence[Tuple[bytes, int]]:
+    """Those of ``texts`` that can occur in a block.
+
+    Most blocks repeat a few lines with other numbers. Without digits those collapse to a few distinct lines, which are
+    searched much faster than the block (deleting digits cannot hide a text that has none).
+    """
+    lines = low.translate(None, b"0123456789").split(b"\n")
+    distinct = set(lines)
+    if len(lines) < 100 or len(distinct) * 3 > len(lines):
+        return texts
+    joined = b"\n".join(distinct)
+    return [entry for entry in texts if entry[0] in joined]
+
+
 def bar_anchors(data: bytes) -> List[int]:
-    """Offsets of bar clocks and of counters' slashes."""
-    found = [match.start() for match in ANCHOR.finditer(data)]
-    clocks = len(found)
+    """Bar clocks, and slashes of counters, as offset * KINDS + kind."""
+    found = [match.start() * KINDS + CLOCK for match in ANCHOR.finditer(data)]
+    some_clocks = bool(found)
     for match in COUNTER_ANCHOR.finditer(data):
         at = match.start()
         before = data[at - 1 : at]
-        if before.isdigit() or before == b" ":
-            if clocks and data.find(b" [", at, at + 24) >= 0:
-                continue  # the fraction of a bar that has a clock
-            start = max(0, at - 60)
-            if _COUNTER_WORD.search(data, start, at):
-                found.append(at)
+        if not (before.isdigit() or before == b" "):
+            continue
+        if some_clocks and data.find(b" [", at, at + 24) >= 0:
+            continue  # the fraction of a bar that has a clock
+        if _COUNTER_WORD.search(data, max(0, at - 60), at):
+            found.append(at * KINDS + COUNTER)
+    at = data.find(b"global_step=")
+    while at >= 0:
+        found.append(at * KINDS + COUNTER)
+        at = data.find(b"global_step=", at + 12)
     return found
 
 
@@ -75,23 +104,48 @@ class BarReader:
     def __init__(self, bar_limit: int = 1000) -> None:
         self.tracker = BarTracker(bar_limit)
         self.phases = PhaseTracker()
+        self._writers = WriterCache()
 
-    def take(self, block: Block, segment: Segment, on_update: Optional[Callable[[BarUpdate, Bar], None]]) -> Tuple[bytes, bool]:
-        """Read one segment. Returns (its bytes, whether a bar with a clock was in it)."""
-        raw = block.data[segment.start : segment.end]
-        updates = parse_bars(raw, segment.line, segment.seg, segment.head) if ANCHOR.search(raw) else []
+    def take(self, raw: bytes, segment: Segment, kinds: int, on_update: Optional[Callable[[BarUpdate, Bar], None]]) -> bool:
+        """Read one segment; ``kinds`` says what is in it. Returns whether a bar with a clock was read."""
+        updates: List[BarUpdate] = []
+        if kinds & CLOCK:
+            updates = parse_bars(raw, segment.line, segment.seg, segment.head, self._writers)
         clocked = bool(updates)
-        if not updates and (b"/" in raw or _METRIC_STEP in raw) and len(raw) < 4096:
+        if kinds & COUNTER and not clocked and len(raw) < 4096:
             text = to_text(raw)
             prefix = read_prefix(text)
             counter = parse_counter(text[prefix.size :], segment.line, segment.seg, prefix.worker, prefix.pid)
             if counter is not None:
                 updates = [counter]
+        starts = False
         for update in updates:
             bar = self.tracker.take(update)
+            starts |= bar.advances == 0 and update.percent == 0
             if on_update is not None:
                 on_update(update, bar)
-        return raw, clocked
+        if kinds & PHASE_TEXT or starts:
+            text = to_text(raw)
+            self.phases.take(text[read_prefix(text).size :], segment.line)
+        return clocked
+
+
+class _Work:
+    """Count healthy work in a block, up to an offset, only when somebody asks."""
+
+    def __init__(self, data: bytes, before: int) -> None:
+        self._data = data
+        self._counted = 0
+        self.units = before
+
+    def up_to(self, offset: int) -> int:
+        if offset > self._counted:
+            data, start = self._data, self._counted
+            work = sum(data.count(needle, start, offset) for needle in ACTIVITY_NEEDLES)
+            info = data.count(b"INFO", start, offset) - data.count(b"NCCL INFO", start, offset)
+            self.units += work * WORK + info
+            self._counted = offset
+        return self.units
 
 
 class LogReader:
@@ -110,8 +164,6 @@ class LogReader:
         self._on_update = (lambda update, _bar: on_update(update)) if on_update else None
         self._activity = 0
         self._tail = b""
-        self._skipped_bytes = 0
-        self._texts = (*_PHASE_NEEDLES, _MARKER, _METRIC_STEP) + (TRIGGERS if verdict else ())
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the log."""
@@ -120,55 +172,48 @@ class LogReader:
             if block is not None:
                 self._read(block)
 
-    def skip(self, newlines: int, size_bytes: int) -> None:
-        """The middle of the log was left out: ``newlines`` line breaks and ``size_bytes`` bytes are not shown."""
+    def skip(self, newlines: int) -> None:
+        """The middle of the log was left out: so many line breaks are not shown."""
         block = self._splitter.flush()
         if block.data:
             self._read(block)
         self._splitter = Splitter(self._splitter.line + newlines)
-        self._skipped_bytes += size_bytes
 
     def _read(self, block: Block) -> None:
         data = block.data
-        low = data.lower()
-        offsets = sorted(set(anchors_of(low, self._texts) + bar_anchors(data)))
-        counts = 0
+        anchors = bar_anchors(data) + text_anchors(data, ALL_TEXTS if self._verdict else FOLLOW_TEXTS)
+        anchors.sort()
+        work = _Work(data, self._activity)
         cursor = Cursor(block)
         at = 0
-        size = len(data)
-        counted = 0
         while True:
-            if self._evidence.dense and self._verdict:
-                if cursor.at >= size:
-                    break
+            if self._evidence.dense and cursor.at < len(data):
                 offset = cursor.at
+            elif at < len(anchors):
+                offset = anchors[at] // KINDS
             else:
-                while at < len(offsets) and offsets[at] < cursor.at:
-                    at += 1
-                if at >= len(offsets):
-                    break
-                offset = offsets[at]
+                break
             segment = cursor.segment_at(offset)
-            if segment.start > counted:
-                counts += _activity(data, counted, segment.start)
-                counted = segment.start
-            self._take(block, segment, self._activity + counts + self._bars.tracker.advances * WORK)
-        self._activity += counts + _activity(data, counted, size)
+            kinds = 0
+            while at < len(anchors) and anchors[at] // KINDS < cursor.at:
+                kinds |= anchors[at] % KINDS
+                at += 1
+            self._take(data, segment, kinds, work)
+        self._activity = work.up_to(len(data))
         self._tail = (self._tail + data)[-TAIL_BYTES:]
 
-    def _take(self, block: Block, segment: Segment, activity: int) -> None:
-        raw, clocked = self._bars.take(block, segment, self._on_update)
-        text = to_text(raw)
-        head: Optional[Prefix] = None
-        if segment.head:
-            head = read_prefix(to_text(segment.head).lstrip("\r"))
-        prefix = read_prefix(text)
-        self._bars.phases.take(text[prefix.size :], segment.line)
-        if not self._verdict:
+    def _take(self, data: bytes, segment: Segment, kinds: int, work: _Work) -> None:
+        raw = data[segment.start : segment.end]
+        clocked = self._bars.take(raw, segment, kinds, self._on_update) if kinds & ~TRIGGER else False
+        if not self._verdict or not (kinds & TRIGGER or self._evidence.dense):
             return
         if clocked:
-            text = to_text(text_behind_bars(raw))
-        self._evidence.take(text, segment.line, activity, head)
+            raw = text_behind_bars(raw)
+            if not raw or raw.isspace():
+                return
+        head = read_prefix(to_text(segment.head).lstrip("\r")) if segment.head else None
+        advances = self._bars.tracker.advances * WORK
+        self._evidence.take(to_text(raw), segment.line, lambda: work.up_to(segment.start) + advances, head)
 
     def finish(self, exit_status: Optional[int] = None, host: Optional[List[str]] = None) -> Dict[str, Any]:
         """The explain object (design, `orch explain`).
@@ -185,9 +230,7 @@ class LogReader:
         if self._verdict:
             failure = judge(self._evidence.findings, self._circumstances(exit_status, prompt, host or []))
         waiting = prompt
-        if failure is not None and failure["class"] != "waiting_for_input":
-            waiting = None
-        if exit_status is not None:
+        if exit_status is not None or (failure is not None and failure["class"] != "waiting_for_input"):
             waiting = None
         self._bars.phases.finish(failed=failure is not None)
         return {
@@ -251,11 +294,6 @@ def prompt_in(tail: bytes, last_line: int) -> Optional[Tuple[int, str]]:
     if not body or len(body) > 600 or not PROMPT.search(body):
         return None
     return last_line - tail[len(kept) :].count(b"\n"), text.strip()
-
-
-def _activity(data: bytes, start: int, end: int) -> int:
-    work = sum(data.count(needle, start, end) for needle in ACTIVITY_NEEDLES)
-    return work * WORK + data.count(b"INFO", start, end) - data.count(b"NCCL INFO", start, end)
 
 
 def _forecast(bar: Bar, usual: Optional[eta.History]) -> Optional[eta.Forecast]:

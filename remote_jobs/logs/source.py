@@ -68,7 +68,7 @@ def explain_file(
             left -= len(chunk)
             reader.feed(chunk)
         gap = size - tail_bytes - stream.tell()
-        reader.skip(_count_newlines(stream, gap), gap)
+        reader.skip(_count_newlines(stream, gap))
         for chunk in chunks_of(stream):
             reader.feed(chunk)
         return reader.finish(exit_status, lines)

@@ -9,8 +9,8 @@ Must not import anything but the standard library.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import Dict, Optional, Pattern, Tuple
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Pattern, Tuple
 
 HARD = 0
 """Rank of proofs from below the program (kernel, driver, container): they outrank whatever the program says."""
@@ -85,7 +85,6 @@ class Rule:
     shows_end: str = RAISED
     teardown_noise: bool = False  # after finished work this is only how the program falls apart
     cut_short: bool = False  # says itself that the work is unfinished, whatever the exit status
-    needle: str = field(default="", compare=False)
 
     def compiled(self) -> Pattern[str]:
         """The pattern, ready to search."""
@@ -102,41 +101,82 @@ class Rule:
         return self.advice or CLASSES[self.failure_class][1]
 
 
-def literal_needle(pattern: str) -> str:
-    """Longest text that every match of ``pattern`` must contain, lower case ('' when none is certain).
+def needles_of(pattern: str) -> Tuple[str, ...]:
+    """Lower-case texts of which every match of ``pattern`` contains at least one; () when none are certain.
 
-    A cheap pre-filter: `needle in line` costs a twentieth of a regular expression. Only literals outside groups,
-    classes and optional parts count; a top-level ``|`` means nothing is certain.
+    A cheap pre-filter: ``needle in line`` costs a twentieth of a regular expression. Understands the subset of the
+    syntax that the table uses: literals, classes, groups, alternatives, quantifiers, look-arounds.
     """
-    runs = [""]
-    depth = at = 0
-    while at < len(pattern):
-        char = pattern[at]
+    options, at = _alternatives(pattern, 0)
+    assert at == len(pattern), pattern
+    return tuple(sorted(set(options or ())))
+
+
+def _alternatives(pattern: str, at: int) -> Tuple[Optional[List[str]], int]:
+    found: Optional[List[str]] = []
+    while True:
+        branch, at = _sequence(pattern, at)
+        found = None if found is None or branch is None else found + branch
+        if at >= len(pattern) or pattern[at] == ")":
+            return found, at
+        at += 1  # the bar
+
+
+def _sequence(pattern: str, at: int) -> Tuple[Optional[List[str]], int]:
+    """The best single requirement of a sequence: a run of literals, or a group's alternatives."""
+    best: Optional[List[str]] = None
+    run = ""
+    while at < len(pattern) and pattern[at] not in "|)":
+        options: Optional[List[str]] = None
         literal = ""
-        if char == "\\":
+        char = pattern[at]
+        if char == "(":
+            inner = at + 1
+            skip = pattern.startswith(("?!", "?=", "?<"), inner) and not pattern.startswith("?P<", inner)
+            if pattern.startswith("?", inner):
+                inner = _behind_group_head(pattern, inner)
+            options, at = _alternatives(pattern, inner)
+            options = None if skip else options
             at += 1
-            if pattern[at] in ".()[]{}|*+?^$/-'\"\\:<>=_ ,!#%&@`~":
-                literal = pattern[at]
         elif char == "[":
             at += 2 if pattern[at + 1 : at + 2] in {"]", "^"} else 1
-            while pattern[at] != "]" or pattern[at - 1] == "\\":
-                at += 1
-        elif char == "(":
-            depth += 1
-        elif char == ")":
-            depth -= 1
-        elif char == "|" and depth == 0:
-            return ""
-        elif char not in ".*+?{}^$|":
-            literal = char
+            while pattern[at] != "]":
+                at += 2 if pattern[at] == "\\" else 1
+            at += 1
+        elif char == "\\":
+            literal = pattern[at + 1] if not pattern[at + 1].isalnum() else ""
+            at += 2
+        else:
+            literal = "" if char in ".^$" else char
+            at += 1
+        optional = pattern[at : at + 1] in {"?", "*"} or pattern.startswith("{0", at)
+        repeated = pattern[at : at + 1] in {"+", "{"}
+        if literal and not optional:
+            run += literal
+        best = _better(best, options if options and not optional else None)
+        if not literal or optional or repeated:
+            best = _better(best, [run.lower()] if run else None)
+            run = ""
+        while at < len(pattern) and pattern[at] in "?*+{":
+            at = pattern.index("}", at) + 1 if pattern[at] == "{" else at + 1
+    return _better(best, [run.lower()] if run else None), at
+
+
+def _behind_group_head(pattern: str, at: int) -> int:
+    """Behind ``?:``, ``?P<name>``, ``?=`` ...; behind ``?i`` (a flag group has nothing inside)."""
+    if pattern.startswith("?P<", at):
+        return pattern.index(">", at) + 1
+    if pattern.startswith(("?<!", "?<="), at):
+        return at + 3
+    if pattern.startswith(("?:", "?=", "?!"), at):
+        return at + 2
+    at += 1
+    while pattern[at].isalpha():
         at += 1
-        follower = pattern[at : at + 1]
-        if depth == 0 and literal and follower not in {"?", "*", "{"}:
-            runs[-1] += literal
-        elif runs[-1]:
-            runs.append("")
-        if follower == "{":
-            at = pattern.find("}", at) + 1
-        if depth == 0 and literal and follower == "+":
-            runs.append("")
-    return max(runs, key=len).lower()
+    return at + 1 if pattern[at] == ":" else at
+
+
+def _better(one: Optional[List[str]], other: Optional[List[str]]) -> Optional[List[str]]:
+    if one is None or other is None:
+        return one if other is None else other
+    return other if min(map(len, other)) > min(map(len, one)) else one
