@@ -26,7 +26,7 @@ from tests.support.waiting import wait_until
 FINE = ("succeeded", 0, None)
 KILLED = ("failed", -9, "killed")
 WORKER_DIED = ("failed", 1, "unknown")
-LOST = ("lost", None, None)
+LOST = ("lost", None, "killed")
 
 # point, fault: attempts at the end (after `orch retry` where the job was lost), copies ever started,
 # exit status of the controller that waited (None: it was the victim, or had gone home)
@@ -122,6 +122,7 @@ class Cell:
             kill(main)
         if self.fault == "worker":
             kill(stage.worker())
+            wait_until(lambda: not alive(main) or is_zombie(main), "the main process notices")
         if self.fault == "agent":
             kill(stage.agent())
         if self.fault == "session":
