@@ -29,41 +29,49 @@ class Looker:
         self.layout = layout
         self._meters: Dict[str, procs.CpuMeter] = {}
         self._told_lost: Set[Tuple[str, Any]] = set()  # a lost job has no new event: it is told once per asker
+        self._glances: Dict[str, Tuple[Any, Tuple[Any, ...]]] = {}
+        self._specs: Dict[str, protocol.JobSpec] = {}  # a spec never changes
         self._ended: Dict[str, Tuple[float, Dict[str, Any]]] = {}
 
     # --------------------------------------------------------------------------------------------------------- changes
 
-    def fingerprint(self, ids: Optional[List[str]]) -> Tuple[Any, ...]:
-        """Cheap mark of everything a look would show: differs when a state file was replaced or a job appeared."""
-        marks: List[Any] = []
+    def glance(self, ids: Optional[List[str]]) -> Dict[str, Tuple[Any, ...]]:
+        """Cheap summary of each job that has a state: (seq, marks that its bars have passed).
+
+        Only state files that were replaced since the last glance are read; a long poll takes ten a second.
+        """
+        found: Dict[str, Tuple[Any, ...]] = {}
         for job_id in self._ids(ids):
-            job = JobDir(os.path.join(self.layout.jobs, job_id), self.layout.root)
-            mark: Any = None
-            with contextlib.suppress(OSError):
-                status = os.stat(job.state_path)
-                mark = (status.st_mtime_ns, status.st_ino)
-            marks.append((job_id, mark))
-        return tuple(marks)
+            path = os.path.join(self.layout.jobs, job_id, protocol.STATE_FILE)
+            try:
+                status = os.stat(path)
+                stamp = (status.st_mtime_ns, status.st_ino)
+                cached = self._glances.get(job_id)
+                if cached is None or cached[0] != stamp:
+                    cached = (stamp, _summary(read_json(path)))
+                    self._glances[job_id] = cached
+                found[job_id] = cached[1]
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue
+        return found
+
+    def abandoned(self, ids: Optional[List[str]]) -> bool:
+        """True when a job without final event has no supervisor any more: a death changes no file."""
+        for job_id, (seq, _marks, state) in self.glance(ids).items():
+            if state not in protocol.JOB_TERMINAL and (job_id, seq) not in self._told_lost:
+                if not lock_holder(JobDir(os.path.join(self.layout.jobs, job_id), self.layout.root).lock_path())[0]:
+                    return True
+        return False
 
     def log_sizes(self, cursors: List[Mapping[str, Any]]) -> bool:
         """True when any asked log has bytes behind its cursor."""
         for cursor in cursors:
             if int(cursor.get("offset", -1)) < 0:
                 return True
-            path = self._log_path(protocol.from_dict(protocol.LogCursor, cursor))
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
+                path = self._log_path(protocol.from_dict(protocol.LogCursor, cursor))
                 if path is not None and os.stat(path[0]).st_size != int(cursor["offset"]):
                     return True
-        return False
-
-    def moved_on(self, seen: Mapping[str, int], states: Mapping[str, Any]) -> bool:
-        """True when a job has events that the asker has not seen, or was lost."""
-        for job_id, answer in states.items():
-            state = answer.get("state") or {}
-            if answer.get("lost") and (job_id, state.get("seq")) not in self._told_lost:
-                return True
-            if int(state.get("seq") or 0) > int(seen.get(job_id, -1)):
-                return True
         return False
 
     def told(self, states: Mapping[str, Any]) -> None:
@@ -71,6 +79,11 @@ class Looker:
         for job_id, answer in states.items():
             if answer.get("lost"):
                 self._told_lost.add((job_id, (answer.get("state") or {}).get("seq")))
+
+    def _spec(self, job: JobDir) -> protocol.JobSpec:
+        if job.id not in self._specs:
+            self._specs[job.id] = job.spec()
+        return self._specs[job.id]
 
     def _ids(self, ids: Optional[List[str]]) -> List[str]:
         return self.layout.job_ids() if ids is None else ids
@@ -114,7 +127,7 @@ class Looker:
         if not os.path.exists(job.spec_path):
             # The id was claimed and the launch broke off: unfinished, not lost; a resend goes on with it.
             return {"state": None, "alive": False, "lost": None, "unfinished": True, "spec": None}
-        spec = job.spec()
+        spec = self._spec(job)
         alive, owner = lock_holder(job.lock_path())
         state = self._state(job, spec, alive)
         final = state["state"] in protocol.JOB_TERMINAL
@@ -245,7 +258,7 @@ class Looker:
     def _log_path(self, cursor: protocol.LogCursor) -> Optional[Tuple[str, int, str]]:
         """(path, attempt, step) of the log that a cursor means, or None when there is none yet."""
         job = self.layout.job(cursor.job)
-        for index, step in enumerate(job.spec().step_specs(), start=1):
+        for index, step in enumerate(self._spec(job).step_specs(), start=1):
             if step.name != cursor.step:
                 continue
             n = cursor.attempt
@@ -302,3 +315,13 @@ class Looker:
             }
         )
         return answer
+
+
+def _summary(state: Mapping[str, Any]) -> Tuple[Any, ...]:
+    """(seq, tenths that the newest attempt's bars have passed, state) of a state object."""
+    marks = []
+    for item in state["steps"]:
+        for bar in (item["attempts"][-1].get("bars") or [])[-8:] if item["attempts"] else ():
+            if bar.get("total") and bar.get("done") is not None:
+                marks.append((bar.get("label"), bar.get("instance"), 10 * int(bar["done"]) // int(bar["total"])))
+    return int(state["seq"]), tuple(marks), str(state["state"])

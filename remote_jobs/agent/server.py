@@ -29,6 +29,7 @@ from remote_jobs.agent.sampler import Sampler
 
 IDLE_EXIT_S = 180.0
 POLL_S = 0.1
+LOST_EVERY_S = 1.0
 _MAX_LINE_BYTES = 64 << 20
 _MAX_WAIT_S = 120.0
 
@@ -221,7 +222,7 @@ class Server:
             wait_s = min(float(request.get("wait_s") or 0.0), _MAX_WAIT_S)
         except (TypeError, ValueError):
             wait_s = 0.0
-        poll = {"request": request, "until": time.monotonic() + wait_s, "mark": None, "gpus": bool(request.get("gpus"))}
+        poll = {"request": request, "until": time.monotonic() + wait_s, "marks": None, "lost_at": 0.0, "gpus": bool(request.get("gpus"))}
         if poll["gpus"]:
             self.sampler.want(request.get("expected"))
         self._polls.append(poll)
@@ -243,24 +244,27 @@ class Server:
     def _serve(self, poll: Dict[str, Any]) -> bool:
         """Answer a look when something changed or its time is up."""
         request = poll["request"]
-        due = time.monotonic() >= poll["until"]
-        ids = request.get("jobs")
-        mark = self.looker.fingerprint(ids)
-        cursors = request.get("logs") or []
-        grew = bool(cursors) and self.looker.log_sizes(cursors)
-        # A lost job changes no file: its lock is tried once a second.
-        check_lost = time.monotonic() - poll.get("lost_at", 0.0) > 1.0
-        if not due and not grew and mark == poll["mark"] and not check_lost:
-            return False
-        poll["mark"] = mark
-        poll["lost_at"] = time.monotonic()
-        answer = self._guard(lambda: self._look(request))
+        now = time.monotonic()
         seen = request.get("seen") or {}
-        if due or grew or not answer[0].get("ok") or self.looker.moved_on(seen, answer[0].get("jobs") or {}):
-            self.looker.told(answer[0].get("jobs") or {})
-            self._answer(request.get("id"), answer)
-            return True
-        return False
+        ids = request.get("jobs")
+        glance = self.looker.glance(ids)
+        if poll["marks"] is None:
+            poll["marks"] = {job: summary[1] for job, summary in glance.items()}
+        news = now >= poll["until"] or any(
+            seq > int(seen.get(job, -1)) or marks != poll["marks"].get(job, marks)
+            for job, (seq, marks, _state) in glance.items()
+        )
+        cursors = request.get("logs") or []
+        news = news or (bool(cursors) and self.looker.log_sizes(cursors))
+        if not news and now - poll["lost_at"] > LOST_EVERY_S:
+            poll["lost_at"] = now
+            news = self.looker.abandoned(ids)
+        if not news:
+            return False
+        answer = self._guard(lambda: self._look(request))
+        self.looker.told(answer[0].get("jobs") or {})
+        self._answer(request.get("id"), answer)
+        return True
 
     def _look(self, request: Mapping[str, Any]) -> Answer:
         jobs, unreadable = self.looker.jobs(
