@@ -129,7 +129,7 @@ class Stage:
         )
 
     def go(self, *phases: str) -> None:
-        """Let the workload pass the named phases (all when none is named)."""
+        """Let the workload pass the named phases; all of them when none is named."""
         for phase in phases or PHASES:
             (self.work / f"go-{phase}").touch()
 
@@ -213,7 +213,8 @@ class Controller:
         self._reader.start()
 
     def _drain(self) -> None:
-        self._out, self._err = self.process.communicate()
+        with contextlib.suppress(OSError, ValueError):  # the pipes may be closed at the end of a failed test
+            self._out, self._err = self.process.communicate()
 
     def kill(self) -> None:
         """SIGKILL, as a flat battery."""

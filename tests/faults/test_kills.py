@@ -155,7 +155,8 @@ def running(stage: Stage, point: str) -> Iterator[Controller]:
     if point == "start":
         wait_until((stage.work / "reached-start").exists, "the shell of the step runs", seen=job.kinds)
     else:
-        stage.go(*{"work": ["load"], "save": ["load", "work"], "finish": ["load", "work"]}.get(point, []))
+        if point != "load":
+            stage.go(*(["load"] if point == "work" else ["load", "work"]))
         stage.reached("save" if point == "finish" else point)
     with stage.waiting() as controller:
         if point == "finish":
