@@ -11,6 +11,7 @@ the supervisor has not noticed yet.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,19 +82,16 @@ class Cell:
 
     def play(self, folder: Path) -> Outcome:
         before = self.point in ("upload", "claim")
-        hold = folder / "hold.sh"
         step: dict[str, Any] = {"retry": {"attempts": 2}}
         if self.point == "start":
-            step["env"] = {"BASH_ENV": str(hold)}
-        with Stage(folder, step=step, ballast=self.point == "upload") as stage:
-            # A shell that is not interactive reads this file before the command line of the step.
-            hold.write_text(
-                f"touch '{stage.work}/reached-start'; until [ -e '{stage.work}/go-start' ]; do sleep 0.03; done\n"
-            )
+            step["env"] = {"BASH_ENV": str(folder / "hold.sh")}
+        entry = {"agent_python": str(folder / "python-that-waits")} if self.point == "claim" else {}
+        with Stage(folder, step=step, entry=entry, ballast=self.point == "upload") as stage:
+            write_holds(folder, stage.work)
             with (launching if before else running)(stage, self.point) as controller:
                 supervisor, main = self.hit(stage, controller)
                 stage.cable.thaw()
-                stage.go("start", "load", "work", "save")
+                stage.go("claim", "start", "load", "work", "save")
                 if supervisor and self.point == "finish":
                     stage.continue_process(supervisor)
                 wait_status = None if self.fault == "controller" else controller.ended().status
@@ -132,19 +130,34 @@ class Cell:
         return supervisor, main
 
 
+def write_holds(folder: Path, work: Path) -> None:
+    """Two places where a start can be held: before the supervisor's Python, and before the step's command line."""
+
+    def hold(point: str) -> str:
+        return f"touch '{work}/reached-{point}'; until [ -e '{work}/go-{point}' ]; do sleep 0.03; done\n"
+
+    # A shell that is not interactive reads this file (BASH_ENV) before the command line of the step.
+    (folder / "hold.sh").write_text(hold("start"))
+    # Python takes its own path from argv[0], so what the agent starts comes through here as well.
+    python = folder / "python-that-waits"
+    python.write_text(
+        f"#!/bin/bash\nif [ \"$4\" = supervise ]; then {hold('claim')}fi\nexec -a \"$0\" '{sys._base_executable}' \"$@\"\n"  # type: ignore[attr-defined]
+    )
+    python.chmod(0o755)
+
+
 @contextlib.contextmanager
 def launching(stage: Stage, point: str) -> Iterator[Controller]:
     """`orch launch` held at a point before its answer."""
     if point == "upload":
         stage.cable.freeze_after(BALLAST_BYTES // 2, UP)
-    else:
-        stage.hold_claim()
     with stage.laptop.started("launch", stage.plan, "--no-preflight") as process:
         controller = Controller(process)
         if point == "upload":
             wait_until(lambda: stage.cable.frozen, "half of the upload has passed")
         else:
-            stage.claimed()
+            wait_until((stage.work / "reached-claim").exists, "a supervisor is about to start")
+            assert (stage.the_job().path / "spec.json").exists()
         yield controller
 
 
