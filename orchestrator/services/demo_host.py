@@ -3,7 +3,7 @@
     python -m orchestrator.services.demo_host FOLDER
 
 Runs as a process of its own, as a real host would. Makes fresh host and client keys in FOLDER, prints one JSON line
-{"port", "pid"} once it listens, and serves exec requests as the user who started it, with FOLDER/home as home. No port or
+{"port", "pid"} once it listens, and serves exec requests as the user who started it, with FOLDER/home as home and FOLDER/tmp for temporary files. No port or
 agent forwarding, no file transfer subsystem: orch needs none. It ends when its standard input does, unless the line
 "keep" came first, and takes every process that it started along, detached ones too: each carries ORCH_DEMO_HOST=<token>.
 """
@@ -37,8 +37,9 @@ async def serve(folder: Path) -> None:
     import asyncssh
 
     token = secrets.token_hex(8)
-    home = folder / "home"
+    home, temporary = folder / "home", folder / "tmp"
     home.mkdir(parents=True, exist_ok=True)
+    temporary.mkdir(exist_ok=True)
     host_key = asyncssh.generate_private_key("ssh-ed25519")
     client_key = asyncssh.generate_private_key("ssh-ed25519")
     key_file = folder / CLIENT_KEY
@@ -50,7 +51,7 @@ async def serve(folder: Path) -> None:
         for name, value in os.environ.items()
         if name not in _DROPPED_ENV and not name.startswith("ORCH_")
     }
-    env.update({"HOME": str(home), TOKEN_ENV: token})
+    env.update({"HOME": str(home), "TMPDIR": str(temporary), TOKEN_ENV: token})
 
     async def handle(process: Any) -> None:
         await _run(process, env, home)

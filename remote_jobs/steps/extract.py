@@ -160,7 +160,6 @@ def extract(opts: Options, folder: str, progress: Progress, stop: StopSignal) ->
     if opts.verify:
         manifest["verified"] = proof or _verify_afresh(opts, folder, rows, config, shape, progress, stop)
         write_manifest(folder, manifest)
-    progress.mark("done", "done", done=len(valid), total=len(rows))
     progress.say(
         f"Done: {len(valid)} of {len(rows)} samples are valid in {folder} ({len(pending)} made by this run)."
     )

@@ -85,7 +85,6 @@ def test_a_healthy_run_has_no_failure_and_all_its_phases(
         ("load_weights", "done"),
         ("extract", "done"),
         ("verify", "done"),
-        ("done", "done"),
     ]
     shards = len(list(model.glob("*.safetensors")))
     assert [(bar["label"], bar["done"], bar["total"]) for bar in record["bars"]] == [

@@ -1,6 +1,6 @@
 """Make the demo's model: a random Qwen3-like checkpoint in 64 shards, a tokenizer, and prompts for it.
 
-    python make_model.py FOLDER [--seconds 24]
+    python make_model.py FOLDER [--seconds 20]
 
 Written by hand instead of through transformers, which takes longer to import than this takes to run. The sizes are
 chosen so that loading takes seconds and extracting the prompts about `--seconds` on this machine: a matrix product is
@@ -226,7 +226,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0] if __doc__ else None)
     parser.add_argument("folder")
     parser.add_argument(
-        "--seconds", type=float, default=24.0, help="how long the extraction should take about"
+        "--seconds", type=float, default=20.0, help="how long the extraction should take about"
     )
     options = parser.parse_args()
     torch.set_num_threads(min(len(os.sched_getaffinity(0)), 16))
