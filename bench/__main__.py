@@ -17,6 +17,7 @@ SECTIONS: dict[str, str] = {
     "launch": "bench.launching",
     "know": "bench.knowing",
     "watch": "bench.watching",
+    "preflight": "bench.preflight",
 }
 """Section -> module with ``run(report)``, in the order in which they run."""
 
