@@ -23,6 +23,8 @@ _CLEAR_CUT = 25.0
 """F value from which a change of pace is taken for real (chance alone passes it once in some hundred loads)."""
 _HISTORY_SPREAD = 0.15
 """Usual relative spread of the same load's total from day to day; one known run alone counts as twice that."""
+_PACE_RISK = 0.1
+"""Uncertainty of a pace seen so far, as a share of the rest: it may change, the more so the less has been seen."""
 _LAST_SHARD = 0.45
 """The last shard of a checkpoint is the remainder: on average it costs about so much of a full one."""
 
@@ -213,7 +215,9 @@ def forecast(
             remaining_s, spread = usual_s, 0.5
         else:
             # Both with their own uncertainty: of the pace seen (and that it may change), of the total known.
-            own_sd = remaining_s * (pace.spread / math.sqrt(max(pace.items, 1)) + 0.15 * left / total)
+            chance = remaining_s * pace.spread / math.sqrt(max(pace.items, 1))
+            change = _PACE_RISK * (left / total) * (1.0 + 3.0 / math.sqrt(max(seen, 1))) * max(remaining_s, usual_s)
+            own_sd = math.hypot(chance, change)
             usual_sd = known.s_per_item * total * _HISTORY_SPREAD * (2.0 if known.runs < 3 else 1.0)
             own = usual_sd**2 / max(own_sd**2 + usual_sd**2, 1e-12)
             remaining_s = own * remaining_s + (1 - own) * usual_s

@@ -30,7 +30,7 @@ TRIGGERS = (
     b"assert", b"corrupt", b"nan", b"hangup", b"exit", b"in use", b"not found", b"oom", b"panic", b"complete", b"finished",
     b"shut", b"lost", b"evicted", b"success", b"errno", b"watchdog", b"closed", b"illegal", b"off the bus", b"uncorrectable",
     b"broken", b"crash", b"already", b"missing", b"unreachable", b"resolve", b"stopped", b"final ", b"view run", b"all done",
-    b"extracted", b"preempted", b"^c", b"duplicate", b"worker exit",
+    b"extracted", b"preempted", b"^c", b"duplicate", b"worker exit", b"process down", b"scale-out",
 )
 """Lower-case texts, one of which every line of interest contains; the test suite holds the table to it."""
 

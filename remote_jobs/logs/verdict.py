@@ -160,6 +160,9 @@ def _root_cause(findings: List[Finding], around: Circumstances) -> Optional[Find
             if found.rule.rank == STRONG_KILL and found.ends and best.rule.failure_class in {"network", "nccl", "unknown"}:
                 return found
             soft = found.rule.rank in (SOFT_KILL, SOFT_KILL + 1) and found.rule.failure_class == "killed"
+            generic = GENERIC <= found.rule.rank <= GENERIC + 1 and found.ends and found.clean
+            if generic and SYMPTOM - 1 <= best.rule.rank <= SYMPTOM:
+                return found  # the rank that raised first; its peers only lost the connection
             if soft and best.rule.failure_class != "killed" and (best.rule.rank >= SYMPTOM or found.ends):
                 return found
     return best

@@ -25,7 +25,7 @@ RULES = (
     Rule("nan-stop", "numerical", r"(?i)\bloss\b[^{}]{0,30}\b(?:nan|inf|not finite|non-?finite|infinite)\b[^'\"]{0,60}(?:stop|abort|exit|terminat|quit)",
          "the loss is no longer a number, and the program stopped", "Loss is nan, stopping training", "training loops", shows_end=ALWAYS),
     Rule("nan-loss", "numerical", r"(?i)(?:\bloss\b[^.{}]{0,30}\b(?:is|became|was|:|=)? ?(?:nan|inf|not finite|non-?finite)\b[^'\"]{0,60}(?:stop|abort|exit|terminat|rais|break)|(?:error|exception).{0,80}\b(?:nan|non-?finite|infinite)\b.{0,30}\b(?:loss|grad|norm|gradient)|(?:loss|grad\w*)\b.{0,40}\b(?:is|are|became|contains?) (?:nan|inf|not finite|non-?finite)|non-?finite (?:loss|grad|norm|values)|found (?:nan|inf).{0,20} in (?:local |the )?(?:forward |backward )?(?:loss|grad)|nan (?:loss|detected|in gradients?)|encountered nan)",
-         "the loss or the gradients are no longer numbers", "RuntimeError: loss is nan, stopping training", "training loops, Megatron"),
+         "the loss or the gradients are no longer numbers", "AssertionError: Rank 3: found NaN in local forward loss calculation.", "training loops, Megatron"),
     Rule("linalg-failed", "numerical", r"(?:linalg\.\w+|torch\._C\._LinAlgError|LinAlgError): .*(?:not positive.definite|could not be completed|failed to converge|singular|ill-conditioned)|SVD did not converge",
          "a factorisation met a degenerate matrix", "torch._C._LinAlgError: linalg.cholesky: The factorization could not be completed because the input is not positive-definite", _TORCH),
     Rule("not-finite-data", "numerical", r"Input (?:X )?contains (?:NaN|infinity)|non-finite values|FloatingPointError|contains? NaN or (?:Inf|infinity)",
