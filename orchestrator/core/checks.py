@@ -18,7 +18,7 @@ from orchestrator.core.graph import find_cycle, upstream
 from orchestrator.core.inputs import missing_inputs
 from orchestrator.core.references import REFERENCE, bad_references, doubtful_words, texts_in
 from orchestrator.core.retry import check_retry
-from orchestrator.core.schema import check, dotted, suggest
+from orchestrator.core.schema import check, dotted, nearest, suggest
 from orchestrator.core.steps import BUILTIN, unknown_parameter
 from orchestrator.core.yaml import Document, Where
 
@@ -52,7 +52,7 @@ class Context:
         return {
             step["name"]: [need for need in texts_of(step.get("needs")) if need in names]
             for _, step in self.steps
-            if step.get("name") in names
+            if isinstance(step.get("name"), str)
         }
 
 
@@ -168,7 +168,9 @@ def _kind(context: Context, where: Where, step: Mapping[str, Any]) -> Iterator[P
     uses, run = step.get("uses"), step.get("run")
     if "uses" in step and "run" in step:
         yield problem((*where, "run"), f"step {shown} has both run and uses", ONE_OF_TWO)
-    elif "uses" not in step and "run" not in step:
+    elif not {"uses", "run"} & {
+        nearest(key, ("run", "uses", "with", "needs")) for key in step
+    }:  # `rnu` is told apart
         yield problem(where, f"step {shown} has neither run nor uses", ONE_OF_TWO)
     if isinstance(uses, str) and uses not in BUILTIN:
         hint = suggest(uses, BUILTIN)

@@ -95,5 +95,5 @@ def _near(path: Path) -> str | None:
         names = sorted(entry.name for entry in path.parent.iterdir())
     except OSError:
         return f"there is no folder {path.parent}"
-    alike = nearest(path.name, names)
+    alike = nearest(path.name, names, cutoff=0.7)
     return f"did you mean {alike!r}?" if alike else None

@@ -77,6 +77,12 @@ def _patches(value: Any) -> Any:
     )
 
 
+def _retry(value: Any) -> Any:
+    if isinstance(value, int):
+        raise wrong("must be a mapping", f"write retry: {{attempts: {value}}}")
+    return value
+
+
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -122,7 +128,7 @@ class Step(Strict):
     gpus: Annotated[int, Field(ge=0, le=4096)] | None = None
     env: Env = Field(default_factory=dict)
     files: Texts = Field(default_factory=list)
-    retry: dict[str, Any] = Field(default_factory=dict)
+    retry: Annotated[dict[str, Any], BeforeValidator(_retry)] = Field(default_factory=dict)
     done: Done | None = None
     service: Service | None = None
     grace_s: Duration | None = None

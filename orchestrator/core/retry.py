@@ -51,8 +51,6 @@ def check_retry(
 ) -> Iterator[Problem]:
     """Everything wrong with a step's retry block."""
     retry, uses = step.get("retry"), step.get("uses")
-    if isinstance(retry, int):
-        yield document.problem(at, f"{name_of(at)} must be a mapping", f"write retry: {{attempts: {retry}}}")
     if not isinstance(retry, dict):
         return  # the model says so
     for key, block in retry.items():

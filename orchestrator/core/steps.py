@@ -140,7 +140,7 @@ class ExtractParams(_VllmParams):
     output: Text | None = None
     backend: Literal["auto", "vllm", "vllm-legacy", "transformers"] | None = None
     overwrite: bool | None = None
-    disk_reserve_gib: Annotated[float, Field(ge=0)] | None = None
+    min_free_gib: Annotated[float, Field(ge=0)] | None = None
     disk_wait_s: Annotated[float, Field(ge=0)] | None = None
     verify: Count | None = None
     verify_tolerance: Annotated[float, Field(gt=0)] | None = None
@@ -152,10 +152,11 @@ class TrainParams(_Params):
     """`uses: train`: speculators' EAGLE-3 training under torchrun."""
 
     model: Text | None = None
+    revision: Text | None = None
+    dataset: Text | None = None
     hidden_states: Text | None = None
     vocab_map: Text | None = None
     output: Text | None = None
-    layers: Layers | None = None
     epochs: Positive | None = None
     max_steps: Positive | None = None
     lr: Annotated[float, Field(gt=0, le=100)] | None = None
@@ -180,14 +181,16 @@ class EvaluateParams(_VllmParams):
     samples: Positive | None = None
     max_tokens: Positive | None = None
     num_speculative_tokens: Positive | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     concurrency: Positive | None = None
-    port: Port | None = None
+    skip: Count | None = None
 
 
 SYNONYMS: Mapping[str, str] = {
     "tp": "tensor_parallel_size",
     "tp_size": "tensor_parallel_size",
+    "tensor_parallel": "tensor_parallel_size",
+    "pipeline_parallel": "pipeline_parallel_size",
+    "data_parallel": "data_parallel_size",
     "pp": "pipeline_parallel_size",
     "dp": "data_parallel_size",
     "gpu_mem_util": "gpu_memory_utilization",
@@ -212,6 +215,8 @@ SYNONYMS: Mapping[str, str] = {
     "learning_rate": "lr",
     "num_epochs": "epochs",
     "vocab_size": "draft_vocab_size",
+    "disk_reserve_gib": "min_free_gib",
+    "nproc": "nproc_per_node",
 }
 """What people write when they mean a parameter; suggested where the step knows the right-hand name."""
 

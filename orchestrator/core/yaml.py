@@ -321,7 +321,9 @@ def _syntax_error(error: MarkedYAMLError, text: str, name: str | None) -> Config
             return ConfigError(after, "quote the whole value: '...'", file=name, line=line)
     for part, message, hint in _SYNTAX_HINTS:
         if part in problem:
-            if part == "found unexpected end of stream" and error.context_mark is not None:
+            if (
+                part.startswith("expected ','") or "end of stream" in part
+            ) and error.context_mark is not None:
                 line = int(error.context_mark.line) + 1
             return ConfigError(message or f"this is not YAML: {problem}", hint, file=name, line=line)
     return ConfigError(f"this is not YAML: {problem}", file=name, line=line)

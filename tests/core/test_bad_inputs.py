@@ -95,7 +95,7 @@ def test_hostile_bytes(load: Any, content: bytes, parts: list[str], tmp_path: Pa
 @pytest.mark.parametrize("load", [load_plan, load_inventory])
 def test_files_that_are_none(load: Any, tmp_path: Path) -> None:
     (tmp_path / "eagle3.yaml").write_text("x")
-    with pytest.raises(ConfigError, match="did you mean .*eagle3.yaml"):
+    with pytest.raises(ConfigError, match=r"did you mean .*eagle3\.yaml"):
         load(tmp_path / "eagel3.yaml")
     with pytest.raises(ConfigError, match=r"folder.*\n.*eagle3.yaml"):
         load(tmp_path)
@@ -138,7 +138,9 @@ def test_all_problems_of_a_file_are_shown_together_in_order(tmp_path: Path) -> N
 
 def test_a_file_full_of_mistakes_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
-    path.write_text("name: a\nsteps:\n" + "".join(f"  - {{name: s{i}, run: x, gpus: no}}\n" for i in range(100)))
+    path.write_text(
+        "name: a\nsteps:\n" + "".join(f"  - {{name: s{i}, run: x, gpus: no}}\n" for i in range(100))
+    )
     with pytest.raises(ConfigError, match=r"100 problems") as caught:
         load_plan(path)
     assert len(str(caught.value).splitlines()) == MAX_SHOWN + 2
@@ -157,5 +159,5 @@ def test_no_inventory_names_the_places(tmp_path: Path, monkeypatch: pytest.Monke
 def test_unknown_host_names_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "inventory.yaml"
     path.write_text("hosts: {gpubox: {}, desk: {gpus: 0}}")
-    with pytest.raises(ConfigError, match="did you mean 'gpubox'. hosts: gpubox, desk"):
+    with pytest.raises(ConfigError, match=r"did you mean .gpubox.. hosts: gpubox, desk"):
         load_inventory(path).host("gpubx")
