@@ -186,7 +186,10 @@ class JobDir:
         Raises:
             OSError: missing or unreadable. ValueError: broken. ProtocolVersionError: another version's.
         """
-        record = read_json(self.spec_path)
+        try:
+            record = read_json(self.spec_path)
+        except ValueError as exc:
+            raise ValueError("{} is broken: {}".format(self.spec_path, exc)) from exc
         if not isinstance(record, dict):
             raise ValueError("{} is not a JSON object".format(self.spec_path))
         protocol.check_version(record, self.spec_path)

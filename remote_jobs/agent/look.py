@@ -178,7 +178,10 @@ class Looker:
     @staticmethod
     def _finish(job: JobDir, state: Mapping[str, Any]) -> None:
         """result.json is derived: rewrite it when a full disk or a kill kept the supervisor from doing so."""
-        if not os.path.exists(job.result_path):
+        whole = False
+        with contextlib.suppress(OSError, ValueError):
+            whole = isinstance(read_json(job.result_path), dict)
+        if not whole:
             with contextlib.suppress(OSError):
                 record = {"v": protocol.VERSION, "id": job.id, "state": state["state"], "seq": state["seq"]}
                 write_json(job.result_path, {**record, "at": state.get("ended_at")})
