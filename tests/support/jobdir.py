@@ -59,13 +59,13 @@ class JobDir:
         self.path = root / "jobs" / job
 
     def events(self) -> list[dict[str, Any]]:
-        """Whole lines of events.jsonl that are JSON."""
+        """Whole lines of events.jsonl that are events."""
         found = []
         with contextlib.suppress(OSError):
             for line in (self.path / "events.jsonl").read_bytes().split(b"\n")[:-1]:
                 with contextlib.suppress(ValueError):
                     found.append(json.loads(line))
-        return found
+        return [event for event in found if isinstance(event, dict) and "kind" in event]
 
     def kinds(self) -> list[str]:
         """The kinds of all events in order."""
