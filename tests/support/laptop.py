@@ -53,11 +53,18 @@ class Laptop:
         folder: created; holds home, ledger, inventory and plans.
         hosts: name -> inventory entry.
         environment: more variables for every command.
+        command_prefix: put before every command, e.g. ["ip", "netns", "exec", "near"].
     """
 
     def __init__(
-        self, folder: Path, hosts: Mapping[str, Mapping[str, Any]], *, environment: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        hosts: Mapping[str, Mapping[str, Any]],
+        *,
+        environment: Mapping[str, str] | None = None,
+        command_prefix: Sequence[str] = (),
     ) -> None:
+        self.command_prefix = tuple(command_prefix)
         self.folder = folder
         self.home = folder / "home"
         self.store = folder / "orch-home"
@@ -109,7 +116,7 @@ class Laptop:
     def started(self, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
         """`orch ARGUMENTS` running in its own process group; killed at the end of the block if it still runs."""
         process = subprocess.Popen(
-            [ORCH, *map(str, arguments)],
+            [*self.command_prefix, ORCH, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
