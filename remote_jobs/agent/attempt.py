@@ -133,6 +133,7 @@ class Attempt:
             "params": self.params,
             "changes": self.changes,
             "gpus": self.gpus,
+            "patches": self.patch_hash,
             "started_at": self.started_at,
             "process": protocol.to_dict(self.process) if self.process else None,
             **extra,
