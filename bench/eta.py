@@ -18,9 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from remote_jobs.logs import eta  # noqa: E402
-from remote_jobs.logs.bars import BarTracker  # noqa: E402
-from remote_jobs.logs.reader import iter_updates  # noqa: E402
+from remote_jobs.logs import eta
+from remote_jobs.logs.bars import BarTracker
+from remote_jobs.logs.reader import iter_updates
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "data" / "logs"
 MARKS = (0.25, 0.5, 0.75)
@@ -56,13 +56,11 @@ KINDS = ("constant", "accelerating", "cache burst", "stall", "nfs jitter", "slow
 def as_printed(took: list[float]) -> tuple[list[tuple[float, int]], list[float], list[float]]:
     """Samples as a bar prints them (whole seconds), and tqdm's remaining time at each (its EMA, smoothing 0.3), and the exact clock."""
     now = ema_dt = ema_dn = 0.0
-    calls = 0
     samples: list[tuple[float, int]] = [(0.0, 0)]
     remaining = [float("nan")]
     exact = [0.0]
     for done, seconds in enumerate(took, 1):
         now += seconds
-        calls += 1
         ema_dt = 0.3 * seconds + 0.7 * ema_dt
         ema_dn = 0.3 * 1 + 0.7 * ema_dn
         samples.append((float(int(now)), done))

@@ -10,7 +10,7 @@ import json
 import sys
 from typing import List, Optional
 
-from remote_jobs.logs.source import explain_file, updates_of
+from remote_jobs.logs.source import explain_file, opened, updates_of
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -25,9 +25,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     args = parser.parse_args(argv)
     try:
         if args.updates:
-            stream = sys.stdin.buffer if args.log == "-" else open(args.log, "rb")
-            for record in updates_of(stream):
-                sys.stdout.write(json.dumps(record) + "\n")
+            with opened(args.log) as stream:
+                for record in updates_of(stream):
+                    sys.stdout.write(json.dumps(record) + "\n")
             return 0
         answer = explain_file(args.log, args.exit_status, args.head_bytes, args.tail_bytes, args.host_line)
         sys.stdout.write(json.dumps(answer) + "\n")

@@ -94,7 +94,7 @@ def _number(digits: bytes, suffix: bytes) -> Optional[int]:
     if len(text) > 24 or text.count(b".") > 1:
         return None
     if suffix:
-        return int(round(float(text) * _SUFFIX[suffix]))
+        return round(float(text) * _SUFFIX[suffix])
     return int(float(text)) if b"." in text else int(text)
 
 
@@ -110,9 +110,8 @@ def _seconds_per_item(rate: Optional[bytes], unit: bytes) -> Tuple[bool, Optiona
     if len(text) > 24 or text.count(b".") > 1:
         return False, None
     value = float(text)
-    if per is not None:
-        return True, value * _SUFFIX.get(per.group("suffix"), 1.0)
-    assert flat is not None
+    if flat is None:
+        return True, value * (_SUFFIX.get(per.group("suffix"), 1.0) if per is not None else 1.0)
     suffix = flat.group("suffix")
     if suffix and _SCALED_UNIT.match(flat.group("unit")):
         value *= _SUFFIX[suffix]
@@ -317,7 +316,7 @@ SAMPLES = 256
 class Bar:
     """One instance of a bar: its last update and a bounded history of (elapsed_s, done)."""
 
-    __slots__ = ("advances", "first_line", "instance", "samples", "update", "_skip")
+    __slots__ = ("_skip", "advances", "first_line", "instance", "samples", "update")
 
     def __init__(self, update: BarUpdate, instance: int) -> None:
         self.update = update

@@ -58,8 +58,8 @@ def _pieces(samples: Sequence[Tuple[float, int]]) -> List[Tuple[float, int]]:
     """(seconds per item, items) between samples; clock readings of whole seconds are shared out over fast items."""
     pieces: List[Tuple[float, int]] = []
     start_s, start_n = samples[0]
-    for at_s, done in samples[1:]:
-        at_s += 0.5  # the clock shows whole seconds, cut off: on average half a second more has passed
+    for shown_s, done in samples[1:]:
+        at_s = shown_s + 0.5  # the clock shows whole seconds, cut off: on average half a second more has passed
         items = done - start_n
         took_s = at_s - start_s
         # Whole seconds say little about items of less than a few: collect until the clock has moved.

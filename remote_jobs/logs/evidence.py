@@ -203,7 +203,7 @@ class EvidenceCollector:
             caught = writer.message_caught
         if reading.rule is None or (reading.noise and not ending and not message):
             return
-        self._add(reading, reading.rule, own, text, body, line, activity(), ending, caught, message, worker, pid)
+        self._add(reading, reading.rule, own, text, body, line, activity(), ending=ending, caught=caught, message=message, worker=worker, pid=pid)
 
     def _writer(self, worker: Optional[str], pid: Optional[int]) -> _Writer:
         key = (worker, pid)
@@ -259,6 +259,7 @@ class EvidenceCollector:
         body: str,
         line: int,
         activity: int,
+        *,
         ending: bool,
         caught: bool,
         message: bool,

@@ -13,7 +13,8 @@ from typing import Any, Dict, List, NamedTuple, Optional
 from remote_jobs.logs.bars import ANCHOR, Bar, BarUpdate, parse_bars
 from remote_jobs.logs.eta import History
 from remote_jobs.logs.lines import Block, Cursor, Splitter
-from remote_jobs.logs.reader import FOLLOW_TEXTS, KINDS, BarReader, bar_anchors, bar_json, prompt_in, text_anchors
+from remote_jobs.logs.prompts import prompt_in
+from remote_jobs.logs.scan import FOLLOW_TEXTS, KINDS, BarReader, bar_anchors, bar_json, text_anchors
 
 BARS_KEPT = 64
 _TAIL_BYTES = 4096
@@ -96,7 +97,7 @@ class Follower:
         self._changed[id(bar)] = bar
 
     def _read_unfinished(self) -> None:
-        """tqdm ends a state with the next one's carriage return: read a finished state without waiting for it.
+        """A tqdm bar ends a state with the next one's carriage return: read a finished state without waiting for it.
 
         Harmless when the segment comes again complete: the same state changes nothing.
         """
@@ -109,7 +110,7 @@ class Follower:
     def _look_for_prompt(self) -> List[Update]:
         pending = self._splitter.pending()
         found = prompt_in((self._tail + pending.data)[-_TAIL_BYTES:], self._splitter.line)
-        waiting = None if found is None else {"line": found[0], "text": found[1]}
+        waiting: Optional[Dict[str, Any]] = None if found is None else {"line": found[0], "text": found[1]}
         if waiting == self._waiting:
             return []
         self._waiting = waiting

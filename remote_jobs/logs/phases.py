@@ -222,7 +222,7 @@ class PhaseTracker:
             changed = True
         return changed
 
-    def finish(self, failed: bool) -> None:
+    def finish(self, *, failed: bool) -> None:
         """The log ended with a failure: the phase that was running failed."""
         for phase in self.phases:
             if phase.state == "running" and failed:

@@ -10,124 +10,37 @@ Must not import anything but the standard library and its siblings; no I/O.
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from remote_jobs.logs import eta
-from remote_jobs.logs.bars import (
-    ANCHOR,
-    COUNTER_ANCHOR,
-    Bar,
-    BarTracker,
-    BarUpdate,
-    WriterCache,
-    parse_bars,
-    parse_counter,
-    text_behind_bars,
-)
+from remote_jobs.logs.bars import Bar, BarUpdate, text_behind_bars
 from remote_jobs.logs.evidence import TRIGGERS, EvidenceCollector
 from remote_jobs.logs.lines import Block, Cursor, Segment, Splitter, read_prefix, to_text
-from remote_jobs.logs.phases import ANCHORS as PHASE_TEXTS
-from remote_jobs.logs.phases import PhaseTracker
-from remote_jobs.logs.rules.context import ACTIVITY_NEEDLES, PROMPT, WORK
+from remote_jobs.logs.phases import ANCHORS
+from remote_jobs.logs.prompts import prompt_in
+from remote_jobs.logs.rules.context import ACTIVITY_NEEDLES, WORK
+from remote_jobs.logs.scan import (
+    FOLLOW_TEXTS,
+    KINDS,
+    PHASE_TEXT,
+    TRIGGER,
+    BarReader,
+    bar_anchors,
+    bar_json,
+    text_anchors,
+)
 from remote_jobs.logs.verdict import Circumstances, judge
 
 SCHEMA = 1
 TAIL_BYTES = 65536
-PHASE_TEXT = 1
-COUNTER = 2
-CLOCK = 4
-TRIGGER = 8
-KINDS = 16
-"""Kinds of anchors, as bits; an anchor is offset * KINDS + kind."""
 ALL_TEXTS = tuple(
-    (text, (PHASE_TEXT if text in PHASE_TEXTS else 0) | (TRIGGER if text in TRIGGERS else 0))
-    for text in dict.fromkeys(PHASE_TEXTS + TRIGGERS)
+    (text, (PHASE_TEXT if text in ANCHORS else 0) | (TRIGGER if text in TRIGGERS else 0))
+    for text in dict.fromkeys(ANCHORS + TRIGGERS)
 )
-FOLLOW_TEXTS = tuple((text, PHASE_TEXT) for text in PHASE_TEXTS)
-_COUNTER_WORD = re.compile(rb"(?:iter|step|batch|epoch|round|sample|shard|chunk|update|episode|file|prompt|request|task|\()", re.IGNORECASE)
 _METRIC_LINE = re.compile(r"['\"]?\b(?:loss|train/loss|lm loss)['\"]?\s*[:=]\s*['\"]?(?P<loss>[-+\w.]+)")
 _GRAD = re.compile(r"['\"]?grad_norm['\"]?\s*[:=]\s*['\"]?(?P<norm>[-+\w.]+)")
 _SIDE_BAR = re.compile(
     r"(?i)load|captur|fetch|download|\bmap\b|map \(|writing|saving|render|filter|token|split|warm|resolv|flatten|convert|prefetch|shard|collat|cach|eval|valid|upload"
 )
-
-
-def text_anchors(data: bytes, texts: Sequence[Tuple[bytes, int]]) -> List[int]:
-    """All occurrences of any of ``texts`` (lower case, no digits), as offset * KINDS + kind."""
-    low = data.lower()
-    found: List[int] = []
-    for text, kind in _present(low, texts):
-        at = low.find(text)
-        while at >= 0:
-            found.append(at * KINDS + kind)
-            at = low.find(text, at + len(text))
-    return found
-
-
-def _present(low: bytes, texts: Sequence[Tuple[bytes, int]]) -> Sequence[Tuple[bytes, int]]:
-    """Those of ``texts`` that can occur in a block.
-
-    Most blocks repeat a few lines with other numbers. Without digits those collapse to a few distinct lines, which are
-    searched much faster than the block (deleting digits cannot hide a text that has none).
-    """
-    lines = low.translate(None, b"0123456789").split(b"\n")
-    distinct = set(lines)
-    if len(lines) < 100 or len(distinct) * 3 > len(lines):
-        return texts
-    joined = b"\n".join(distinct)
-    return [entry for entry in texts if entry[0] in joined]
-
-
-def bar_anchors(data: bytes) -> List[int]:
-    """Bar clocks, and slashes of counters, as offset * KINDS + kind."""
-    found = [match.start() * KINDS + CLOCK for match in ANCHOR.finditer(data)]
-    some_clocks = bool(found)
-    for match in COUNTER_ANCHOR.finditer(data):
-        at = match.start()
-        before = data[at - 1 : at]
-        if not (before.isdigit() or before == b" "):
-            continue
-        if some_clocks and data.find(b" [", at, at + 24) >= 0:
-            continue  # the fraction of a bar that has a clock
-        if _COUNTER_WORD.search(data, max(0, at - 60), at):
-            found.append(at * KINDS + COUNTER)
-    at = data.find(b"global_step=")
-    while at >= 0:
-        found.append(at * KINDS + COUNTER)
-        at = data.find(b"global_step=", at + 12)
-    return found
-
-
-class BarReader:
-    """What the full reader and the cheap follower share: bars, phases and markers of each interesting segment."""
-
-    def __init__(self, bar_limit: int = 1000) -> None:
-        self.tracker = BarTracker(bar_limit)
-        self.phases = PhaseTracker()
-        self._writers = WriterCache()
-
-    def take(self, raw: bytes, segment: Segment, kinds: int, on_update: Optional[Callable[[BarUpdate, Bar], None]]) -> bool:
-        """Read one segment; ``kinds`` says what is in it. Returns whether a bar with a clock was read."""
-        updates: List[BarUpdate] = []
-        if kinds & CLOCK:
-            updates = parse_bars(raw, segment.line, segment.seg, segment.head, self._writers)
-        clocked = bool(updates)
-        if kinds & COUNTER and not clocked and len(raw) < 4096:
-            text = to_text(raw)
-            prefix = read_prefix(text)
-            counter = parse_counter(text[prefix.size :], segment.line, segment.seg, prefix.worker, prefix.pid)
-            if counter is not None:
-                updates = [counter]
-        starts = False
-        for update in updates:
-            bar = self.tracker.take(update)
-            starts |= bar.advances == 0 and update.percent == 0
-            if on_update is not None:
-                on_update(update, bar)
-        if kinds & PHASE_TEXT or starts:
-            text = to_text(raw)
-            self.phases.take(text[read_prefix(text).size :], segment.line)
-        return clocked
 
 
 class _Work:
@@ -281,59 +194,6 @@ class LogReader:
             streak += 1
             text = line.strip()
         return (self._evidence.first_nan_line, text) if streak >= 3 else None
-
-
-def prompt_in(tail: bytes, last_line: int) -> Optional[Tuple[int, str]]:
-    """(line, text) of a question that is the last text of a log. ``last_line`` is the number of the last line."""
-    kept = tail.rstrip()
-    if not kept:
-        return None
-    start = max(kept.rfind(b"\n"), kept.rfind(b"\r")) + 1
-    text = to_text(kept[start:][-2000:])
-    body = text[read_prefix(text).size :].strip()
-    if not body or len(body) > 600 or not PROMPT.search(body):
-        return None
-    return last_line - tail[len(kept) :].count(b"\n"), text.strip()
-
-
-def _forecast(bar: Bar, usual: Optional[eta.History]) -> Optional[eta.Forecast]:
-    update = bar.update
-    if update.total is None or update.elapsed_s is None:
-        return None
-    samples = bar.samples
-    if samples[-1] != (float(update.elapsed_s), update.done) and update.done >= samples[-1][1]:
-        samples = [*samples, (float(update.elapsed_s), update.done)]
-    return eta.forecast(
-        samples,
-        update.total,
-        printed_s_per_item=update.s_per_item,
-        history=usual,
-        last_is_smaller=update.label.endswith("shards"),
-    )
-
-
-def bar_json(bar: Bar, usual: Optional[eta.History] = None) -> Dict[str, Any]:
-    """One entry of ``bars``: what the log says last, and our own forecast."""
-    update = bar.update
-    forecast = _forecast(bar, usual)
-    return {
-        "label": update.label,
-        "instance": bar.instance,
-        "worker": update.worker,
-        "pid": update.pid,
-        "done": update.done,
-        "total": update.total,
-        "percent": update.percent,
-        "elapsed_s": update.elapsed_s,
-        "remaining_s": update.remaining_s,
-        "s_per_item": update.s_per_item,
-        "eta_s": None if forecast is None else round(forecast.remaining_s, 1),
-        "eta_low_s": None if forecast is None else round(forecast.low_s, 1),
-        "eta_high_s": None if forecast is None else round(forecast.high_s, 1),
-        "eta_confidence": None if forecast is None else forecast.confidence,
-        "line": update.line,
-        "seg": update.seg,
-    }
 
 
 def explain_bytes(data: bytes, exit_status: Optional[int] = None) -> Dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Sequence
@@ -11,6 +12,20 @@ from remote_jobs.logs.reader import LogReader, iter_updates
 CHUNK_BYTES = 1 << 20
 COUNT_LIMIT_BYTES = 4 << 30
 """Up to so many skipped bytes are read once more only to count line breaks, so that line numbers stay right."""
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[BinaryIO]:
+    """A file, or standard input for ``-`` (which is left open).
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    if path == "-":
+        yield sys.stdin.buffer
+    else:
+        with open(path, "rb") as stream:
+            yield stream
 
 
 def chunks_of(stream: BinaryIO) -> Iterator[bytes]:

@@ -74,16 +74,16 @@ def judge(findings: List[Finding], around: Circumstances) -> Optional[Dict[str, 
         if around.prompt is not None and not _ended_after(findings, around.prompt[0]):
             return _prompt(around.prompt)
         if not _shows_end(findings, around):
-            return _nan(around) if around.nan_tail else None
+            return _nan(around.nan_tail) if around.nan_tail is not None else None
     best = _root_cause(findings, around)
-    if best is None or best.rule.rank >= WRAPPER or (best.rule.failure_class == "unknown" and around.nan_tail):
-        if around.nan_tail:
-            return _nan(around)
+    vague = best is None or best.rule.rank >= WRAPPER or best.rule.failure_class == "unknown"
+    if vague and around.nan_tail is not None:
+        return _nan(around.nan_tail)
     host_oom = _host_oom(around)
     signal = signal_of(around.exit_status)
     if host_oom and (best is None or best.rule.failure_class in {"killed", "unknown", "nccl"} or signal == 9):
         return _failure("host_oom", "host-oom-killer", "The kernel's OOM killer ended a process.", None, [host_oom])
-    if best is None or not best.ends and signal is not None and best.rule.rank != HARD:
+    if best is None or (not best.ends and signal is not None and best.rule.rank != HARD):
         if around.prompt is not None:
             return _prompt(around.prompt)
         return _by_status(around, findings)
@@ -116,7 +116,7 @@ def _shows_end(findings: List[Finding], around: Circumstances) -> bool:
     behind = [found for found in ends if marks and found.line > min(marks)]
     if len(behind) == len(ends):
         explicit = around.done_line is not None and around.done_line < ends[0].line
-        if all(_is_teardown(found, explicit) for found in ends):
+        if all(_is_teardown(found, explicit=explicit) for found in ends):
             return False
     return True
 
@@ -133,7 +133,7 @@ def _last_words(findings: List[Finding], around: Circumstances) -> bool:
     )
 
 
-def _is_teardown(found: Finding, explicit: bool) -> bool:
+def _is_teardown(found: Finding, *, explicit: bool) -> bool:
     """Is this how programs fall apart once their work is done?"""
     if found.rule.teardown_noise:
         return True
@@ -292,9 +292,8 @@ def _prompt(prompt: Tuple[int, str]) -> Dict[str, Any]:
     )
 
 
-def _nan(around: Circumstances) -> Dict[str, Any]:
-    assert around.nan_tail is not None
-    line, text = around.nan_tail
+def _nan(tail: Tuple[int, str]) -> Dict[str, Any]:
+    line, text = tail
     return _failure(
         "numerical",
         "nan-metrics",

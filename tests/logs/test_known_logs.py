@@ -30,8 +30,8 @@ def test_every_bar_update_is_read_as_printed(case):
     data = (DATA / "cases" / case["file"]).read_bytes()
     got = [update.to_json() for update in iter_updates(iter([data]))]
     expected = []
-    for known in case["expected"]["tuples"]:
-        known = dict(known)
+    for printed in case["expected"]["tuples"]:
+        known = dict(printed)
         known["label"] = known.pop("bar")
         known["s_per_item"] = known.pop("s_per_it")
         expected.append(known)

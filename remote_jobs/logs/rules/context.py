@@ -1,4 +1,4 @@
-"""What is no failure: noise lines, contexts in which a traceback was caught, signs of finished or going-on work, prompts.
+"""What is no failure: noise lines, contexts in which a traceback was caught, signs of finished or going-on work.
 
 Every pattern here takes a verdict away, so each names text that programs print while they are fine.
 """
@@ -57,13 +57,3 @@ ACTIVITY_NEEDLES = (b'" 200', b"'loss': ", b'"loss": ', b"throughput: ", b" lm l
 """Counted per block at C speed: healthy work goes on behind an error. Each counts WORK units."""
 WORK = 8
 """Units of one piece of visible work (a bar's advance, an answered request); an INFO line counts one."""
-
-PROMPT = re.compile(
-    r"(?i)(?:\[y(?:es)?/n(?:o)?\]|\(y(?:es)?/n(?:o)?(?:/\[?\w+\]?)?\)|\[yes\]|\(yes/no/\[fingerprint\]\)|\[Y/n/\w\]|\(\[y\]/n\)|\[y\|n\]|\(y\|n\)|\(y or n\)|yes or no)\s*[?:>]?\s*$"
-    r"|(?:^|[\s'\"])pass(?:word|phrase)(?: for [^:]{1,120})?:\s*$|Enter passphrase for key .*:\s*$|verification code:\s*$"
-    r"|(?:enter|type|paste|input|provide|select|choose)\b[^.!]{0,100}(?:choice|token|key|code|number|option|name|value|path|api.?key|here|credentials|selection|\(input will not be visible\)|and hit enter[^:]*)[^.!]{0,40}[:?>]\s*$"
-    r"|press (?:any key|enter|return|\[?enter\]?)[^.]{0,40}(?:to continue|\.\.\.|:)?\s*$"
-    r"|username(?: for [^:]{1,120})?:\s*$|enter passphrase[^:]{0,80}:\s*$|\(END\)$|^login:\s*$|your (?:choice|answer|selection)[^:?]{0,30}[:?]\s*$|^token:\s*$|--More--|^\(Pdb\) ?$|^ipdb> ?$|^>>> ?$"
-    r"|do you (?:want|wish|accept|agree)[^?]{0,160}\?\s*(?:[\[(][^\])]{1,30}[\])])?\s*:?\s*$|(?:continue|proceed|overwrite|replace|are you sure)[^?.]{0,80}\?\s*(?:[\[(][^\])]{1,40}[\])])?\s*:?\s*$"
-)
-"""Text of a question that waits for an answer; only ever tried on the last text of a log."""

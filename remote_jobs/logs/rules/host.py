@@ -47,7 +47,7 @@ RULES = (
          advice="Raise ulimit -u or the cgroup's pids limit, or start fewer workers (OMP_NUM_THREADS)."),
     # ------------------------------------------------------------------------------------------------- shared memory
     Rule("loader-shm", "shm", r"insufficient shared memory \(shm\)|unable to (?:open|write to|allocate|mmap) .{0,60}(?:shared memory|shm)|bus error.{0,40}(?:shm|shared memory)|No space left on device.{0,60}/dev/shm|/dev/shm.{0,200}No space left on device",
-         "/dev/shm is full or too small",
+         "shared memory is full or too small",
          "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).", _TORCH),
     Rule("shm-resize", "shm", r"unable to (?:resize|mmap|open|write to).*file </torch_|could not unlink the shared memory file|torch_shm_manager|shm_open.*(?:failed|No space|Too many)|shared_memory.*No space left|falling back to.*shm.*failed",
          "a shared-memory file could not be made", "RuntimeError: unable to write to file </torch_4242_1>: No space left on device (28)", _TORCH),

@@ -108,7 +108,8 @@ def needles_of(pattern: str) -> Tuple[str, ...]:
     syntax that the table uses: literals, classes, groups, alternatives, quantifiers, look-arounds.
     """
     options, at = _alternatives(pattern, 0)
-    assert at == len(pattern), pattern
+    if at != len(pattern):
+        raise ValueError("cannot read the pattern {!r}".format(pattern))
     return tuple(sorted(set(options or ())))
 
 
