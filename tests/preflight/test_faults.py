@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from remote_jobs.agent import checks
 from tests.preflight.world import World
 from tests.sshd.server import Sshd
 from tests.support.waiting import wait_until
@@ -84,6 +85,10 @@ def test_there_are_at_least_25_faults() -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault["name"])
 def test_a_planted_fault_is_found(world: World, connection: list[str], fault: dict[str, Any]) -> None:
     world.plant(fault["plant"])
+    if (
+        fault["check"] != "versions"
+    ):  # it starts the step's Python, which these faults have nothing to do with
+        world.facts["only"] = [name for name in checks.NAMES if name != "versions"]
     began = time.monotonic()
     answer = preflight(world, connection)
     assert time.monotonic() - began < 30
