@@ -30,6 +30,23 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a log shows: progress bars, phases, the end in sight, and what it died of."""
-    from orchestrator.services import explain as service
+    import json
 
-    raise typer.Exit(service.explain(log, exit_status=exit_status, updates=updates, as_json=as_json))
+    from orchestrator.services.explain import explain as read
+    from orchestrator.services.explain import open_log
+    from orchestrator.services.explain import updates as read_updates
+    from orchestrator.ui.console import console, document, out
+    from orchestrator.ui.explain import explain_lines
+
+    with open_log(log) as stream:
+        if updates:
+            for update in read_updates(stream):
+                out(json.dumps(update))
+            return
+        answer = read(stream, exit_status)
+    if as_json:
+        document({key: value for key, value in answer.items() if key != "schema"})
+        return
+    screen = console()
+    for line in explain_lines(answer):
+        screen.print(line, soft_wrap=True)

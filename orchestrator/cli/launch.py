@@ -67,6 +67,7 @@ def launch(
     taken up again by the same command, never started twice.
     """
     from orchestrator.cli.progress import transfer_progress
+    from orchestrator.services.launch import confirm
     from orchestrator.services.launch import launch as start
     from orchestrator.services.resolve import FoundJob
     from orchestrator.ui.console import document, out
@@ -89,6 +90,10 @@ def launch(
             document({"job": answer.job, "host": answer.host, "adopted": answer.adopted})
         else:
             out(answer.job)
+        if not watch:
+            # From here on there is nothing left that could fail or take time but the note itself.
+            session.disconnect()
+        confirm(session, answer)
         if watch:
             from orchestrator.cli.watch import watch_jobs
 

@@ -34,6 +34,7 @@ class Launched:
     job: str
     host: str
     adopted: bool
+    view: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -95,17 +96,23 @@ def launch(
             session.ledger.drop_intent(spec["id"])
         raise
     job = str(answer["job"])
-    session.ledger.confirm(job, session.now())
     record = {
         "state": answer.get("state"),
         "spec": {"workdir": spec["workdir"], "plan_sha256": spec["plan_sha256"]},
     }
-    remember(session, [job_view(prepared.host, job, record, age=0.0)])
     for warning in answer.get("warnings") or []:
         session.say(f"orch: {prepared.host}: {warning}")
     if resumed:
         session.say(f"orch: took up the unconfirmed launch {job}; --new would start another")
-    return Launched(job, prepared.host, adopted=resumed)
+    return Launched(job, prepared.host, resumed, job_view(prepared.host, job, record, age=0.0))
+
+
+def confirm(session: Session, launched: Launched) -> None:
+    """Note that the launch is known to have arrived. Call it when whoever asked has been told the id: a controller
+    that dies before leaves the intent open, and the same launch then takes this job up instead of starting another.
+    """
+    session.ledger.confirm(launched.job, session.now())
+    remember(session, [launched.view])
 
 
 def load(session: Session, plan: Path, *, host: str | None, sets: Sequence[str]) -> tuple[LoadedPlan, str]:

@@ -18,7 +18,7 @@ from orchestrator.services.look import HostLook, look, remember
 from orchestrator.services.pace import Pace
 from orchestrator.services.resolve import FoundJob
 from orchestrator.services.views import interesting_step
-from orchestrator.services.wait import first_line, is_transient, the_job
+from orchestrator.services.wait import first_line, the_job, worth_waiting
 
 if TYPE_CHECKING:
     from orchestrator.services.session import Session
@@ -84,7 +84,7 @@ class _Link:
                     self.notes.append(f"orch: {self.job.host} answers again")
                 self.met, self.away = True, False
                 return the_job(result.jobs, self.job, (result.answer or {}).get("unreadable") or {}), result
-            if not self.met or not is_transient(result.error):
+            if not self.met or not worth_waiting(result.error, met=True):
                 raise result.error
             if not self.away:
                 self.session.say(

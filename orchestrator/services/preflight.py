@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,14 +34,19 @@ def preflight(
     return run_checks(session, prepared, deep=deep)
 
 
-def run_checks(session: Session, prepared: Prepared, *, deep: bool) -> dict[str, Any]:
-    """Ask the host's checks about a spec; a file that is only on the laptop gets the line that ships it."""
+def run_checks(session: Session, prepared: Prepared, *, deep: bool, wait_gate: bool = False) -> dict[str, Any]:
+    """Ask the host's checks about a spec; a file that is only on the laptop gets the line that ships it.
+
+    With ``wait_gate`` (`launch --wait`) held GPUs are a warning: the job will wait for them.
+    """
     agent = session.agent(prepared.host)
     answer = agent.request(
         "preflight",
         timeout_s=DEEP_TIMEOUT_S if deep else QUICK_TIMEOUT_S,
         spec={**prepared.spec, "release": agent.hello()["release"]},
         deep=deep,
+        wall=time.time(),  # compared with the host's clock
+        wait_gate=wait_gate,
         laptop_files=_local_candidates(prepared),
     )
     checks = list(answer.get("checks") or [])

@@ -103,11 +103,15 @@ class Session:
             return [only]
         return list(self.inventory.hosts)
 
-    def close(self) -> None:
-        """Close connections and the ledger."""
+    def disconnect(self) -> None:
+        """Close the connections; the next request opens new ones."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+
+    def close(self) -> None:
+        """Close connections and the ledger."""
+        self.disconnect()
         if self._ledger is not None:
             self._ledger.close()
             self._ledger = None

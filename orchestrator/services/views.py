@@ -56,4 +56,6 @@ def interesting_step(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
         if found:
             return found[-1]
     plain = [step for step in started if not step.get("service")]
-    return max(plain or started, key=lambda step: str(step["attempts"][-1].get("started_at") or ""), default=None)
+    return max(
+        plain or started, key=lambda step: str(step["attempts"][-1].get("started_at") or ""), default=None
+    )

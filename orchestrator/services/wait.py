@@ -5,7 +5,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.errors import HostError, JobLost, OrchError, WaitTimeout
+from orchestrator.core.errors import (
+    AuthRefused,
+    HostError,
+    HostKeyChanged,
+    HostKeyUnknown,
+    HostRefused,
+    JobLost,
+    OrchError,
+    WaitTimeout,
+)
 from orchestrator.core.states import OVER
 from orchestrator.services.look import look, remember
 from orchestrator.services.pace import Pace
@@ -31,7 +40,7 @@ def wait(session: Session, job: FoundJob, *, timeout_s: float | None = None) -> 
         held = wait_s if left is None else min(wait_s, left)
         result = look(session, job.host, jobs=[job.id], seen={job.id: seq} if seq >= 0 else {}, wait_s=held)
         if result.error is not None:
-            if not met or not is_transient(result.error):
+            if not met or not worth_waiting(result.error, met=met):
                 raise result.error
             if not away:
                 session.say(f"orch: the link to {job.host} broke ({first_line(result.error)}); trying again")
@@ -71,9 +80,16 @@ def the_job(views: list[dict[str, Any]], job: FoundJob, unreadable: dict[str, st
     )
 
 
-def is_transient(error: OrchError) -> bool:
-    """True when the same request may succeed a little later."""
-    return isinstance(error, HostError) and error.transient
+def worth_waiting(error: OrchError, *, met: bool) -> bool:
+    """True when a host may answer (again) by itself; ``met``: it has answered this process before.
+
+    Once met, more than ``transient`` counts: a link cut in the middle of a reconnect can look like an agent that did not start, and a
+    full disk over there does not stop a job. Refused keys and logins need a person.
+    """
+    final = (AuthRefused, HostKeyUnknown, HostKeyChanged, HostRefused)
+    if not isinstance(error, HostError) or isinstance(error, final):
+        return False
+    return met or error.transient
 
 
 def first_line(error: OrchError) -> str:

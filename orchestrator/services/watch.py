@@ -23,7 +23,7 @@ from orchestrator.services.outcome import exit_status, worst
 from orchestrator.services.pace import Pace
 from orchestrator.services.resolve import FoundJob
 from orchestrator.services.views import HostView, LogTail, WatchView
-from orchestrator.services.wait import first_line, is_transient
+from orchestrator.services.wait import first_line, worth_waiting
 
 if TYPE_CHECKING:
     from orchestrator.services.session import Session
@@ -148,7 +148,7 @@ class Watch:
         now = self.session.now()
         updates: list[Update] = []
         if result.error is not None:
-            link = "reconnecting" if is_transient(result.error) else "refused"
+            link = "reconnecting" if worth_waiting(result.error, met=host.name in self._met) else "refused"
             if not self.all and (link == "refused" or host.name not in self._met):
                 raise result.error
             if link != host.link or host.problem is None:
@@ -278,7 +278,7 @@ class Watch:
         if result.error is not None:
             pause = pace.after_error()
             self._answers.put(_Answer(result, asked_at, took, wait_s, pause))
-            return (result, pause) if is_transient(result.error) else None
+            return (result, pause) if worth_waiting(result.error, met=host in self._met) else None
         changed = any(seen.get(view["id"]) != view["seq"] for view in result.jobs)
         following = self._limit(pace.after(result.jobs, changed=changed), None)
         self._answers.put(_Answer(result, asked_at, took, wait_s, following, _with_log(log, result)))

@@ -1,0 +1,478 @@
+"""The commands on a real sshd with real jobs, through the installed `orch`. One host for the module, small jobs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sshd.server import Sshd
+from tests.support.jobdir import JobDir, agents, kill
+from tests.support.laptop import ORCH, Laptop
+from tests.support.waiting import wait_until
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+GO = "until [ -e go ]; do sleep 0.05; done"
+BAR = "for i in 1 2 3 4; do printf '\\rLoading: %d%%|#| %d/4 [00:01<00:01]' $((i*25)) $i; done; echo"
+
+
+class Host:
+    """The module's host with its laptop, and what runs there."""
+
+    def __init__(self, folder: Path, sshd: Sshd) -> None:
+        self.folder, self.sshd = folder, sshd
+        self.root = folder / "root"
+        self.laptop = self.another_laptop("laptop")
+        self._number = 0
+
+    def another_laptop(self, name: str) -> Laptop:
+        return Laptop(self.folder / name, {"box": self.sshd.inventory_entry(root=str(self.root))})
+
+    def plan(self, *steps: dict[str, Any], **top: Any) -> tuple[Path, Path]:
+        """A plan with its own work folder: (plan, folder)."""
+        self._number += 1
+        name = f"job{self._number}"
+        work = self.folder / name
+        work.mkdir()
+        return self.laptop.plan(steps, name=name, workdir=str(work), **top), work
+
+    def launch(self, run: str, *arguments: object, **step: Any) -> tuple[str, Path]:
+        """Launch one step: (job id, work folder)."""
+        plan, work = self.plan({"name": "work", "run": run, "retry": {"attempts": 1}, **step})
+        return self.laptop.launch(plan, *arguments), work
+
+    def job(self, job: str) -> JobDir:
+        return JobDir(self.root, job)
+
+    def end(self) -> None:
+        if (self.root / "jobs").is_dir():
+            for path in (self.root / "jobs").iterdir():
+                self.job(path.name).end_everything()
+        for pid in agents(self.root):
+            kill(pid)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory, shared_sshd: Sshd) -> Iterator[Host]:
+    ready = Host(tmp_path_factory.mktemp("cli"), shared_sshd)
+    yield ready
+    ready.end()
+
+
+# ------------------------------------------------------------------------------------------------- snapshots of the JSON
+
+_VOLATILE = [
+    (re.compile(r"job\d+-\d{8}-[0-9a-z]{6}"), "<job>"),
+    (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"), "<time>"),
+    (re.compile(r"\b[0-9a-f]{64}\b"), "<sha256>"),
+]
+_NUMBERS = {"age_s", "skew_s", "seq", "pid", "low_s", "high_s", "took_s", "line", "started_line", "ended_line", "quiet_s"}
+
+
+def normal(value: Any, folder: Path, key: str = "") -> Any:
+    """A document with what differs from run to run replaced by its kind."""
+    if isinstance(value, dict):
+        return {name: normal(item, folder, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [normal(item, folder, key) for item in value]
+    if isinstance(value, str):
+        value = value.replace(str(folder), "<folder>")
+        for pattern, word in _VOLATILE:
+            value = pattern.sub(word, value)
+        return re.sub(r"\bjob\d+\b", "<plan>", value)
+    if key in _NUMBERS and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return "<number>"
+    return value
+
+
+def shape(value: Any) -> Any:
+    """The names and kinds of a document, for facts that differ between machines."""
+    if isinstance(value, dict):
+        return {name: shape(item) for name, item in sorted(value.items())}
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    return type(value).__name__
+
+
+def frozen(name: str, document: Any) -> None:
+    """Compare with the frozen document; ORCH_FREEZE=1 writes it anew."""
+    path = SNAPSHOTS / f"{name}.json"
+    text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    if os.environ.get("ORCH_FREEZE"):
+        path.write_text(text, encoding="utf-8")
+    assert json.loads(path.read_text(encoding="utf-8")) == json.loads(text)
+
+
+# ------------------------------------------------------------------------------------------------------- the commands
+
+
+def test_launch_prints_the_id_alone_and_freezes_its_json(host: Host) -> None:
+    plan, _ = host.plan({"name": "work", "run": "true"})
+    answer = host.laptop.run("launch", plan, "--no-preflight", expect=0)
+    assert re.fullmatch(r"job\d+-\d{8}-[0-9a-z]{6}\n", answer.out)
+    document = host.laptop.run("launch", plan, "--no-preflight", "--json", expect=0).json
+    frozen("launch", normal(document, host.folder))
+
+
+def test_a_job_from_launch_to_history_with_frozen_documents(host: Host) -> None:
+    job, _ = host.launch(f"{BAR}; echo RuntimeError: boom >&2; exit 3")
+    waited = host.laptop.run("wait", job, "--json")
+    assert waited.status == 1
+    frozen("wait", normal(waited.json, host.folder))
+    status = host.laptop.run("status", job, "--json", expect=0).json
+    frozen("status", normal(status, host.folder))
+    why = host.laptop.run("why", job, "--json", expect=0).json
+    assert {"schema", "job", "step", "attempt", "verdict", "exit_status", "evidence", "changed_next", "incident"} <= set(why)
+    assert (why["step"], why["attempt"], why["exit_status"]) == ("work", 1, 3)
+    frozen("why", sorted(why))
+    history = host.laptop.run("history", "--json", expect=0).json
+    [entry] = [item for item in history["jobs"] if item["id"] == job]
+    frozen("history", normal({**entry, "run": None}, host.folder))
+    text = host.laptop.run("status", job, expect=0).out
+    assert text.startswith(f"{job}  failed  on box")
+    assert "exit 3" in text
+    assert "exit 3" in host.laptop.run("why", job, expect=0).out
+
+
+def test_abbreviations_ambiguity_and_nearest(host: Host) -> None:
+    plan, _ = host.plan({"name": "work", "run": "true"})
+    one, two = host.laptop.launch(plan), host.laptop.launch(plan, "--new")
+    common = os.path.commonprefix([one, two])
+    answer = host.laptop.run("wait", common)
+    assert answer.status == 2
+    assert one in answer.err
+    assert two in answer.err
+    assert host.laptop.run("wait", one[: len(common) + 1], expect=0).out == f"{one} succeeded\n"
+    answer = host.laptop.run("wait", one[:-1] + "?", "--json")
+    assert answer.status == 2
+    assert answer.json["error"]["code"] == "no_job"
+    assert one[:-6] in answer.json["error"]["hint"]
+
+
+def test_an_empty_ledger_finds_the_jobs_again(host: Host) -> None:
+    job, _ = host.launch("true")
+    host.laptop.run("wait", job, expect=0)
+    stranger = host.another_laptop("stranger")
+    assert job in {item["id"] for item in stranger.run("status", "--json", expect=0).json["jobs"]}
+    assert stranger.run("wait", job, expect=0).out == f"{job} succeeded\n"
+
+
+def test_wait_times_out_with_124_and_the_job_goes_on(host: Host) -> None:
+    job, work = host.launch(GO)
+    answer = host.laptop.run("wait", job, "--timeout", "0.5")
+    assert answer.status == 124
+    assert "the job goes on" in answer.err
+    assert host.laptop.status(job)["state"] == "running"
+    (work / "go").touch()
+    assert host.laptop.run("wait", job, "--timeout", "1m", expect=0).out == f"{job} succeeded\n"
+
+
+def test_watch_in_a_pipe_prints_dated_lines_and_exits_as_the_job_did(host: Host) -> None:
+    job, _ = host.launch(f"{BAR}; exit 4")
+    answer = host.laptop.run("watch", job)
+    assert answer.status == 1
+    lines = answer.out.splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ box ", line) for line in lines), lines
+    assert any(f"{job} work: attempt 1 started" in line for line in lines)
+    assert any("exit 4" in line for line in lines)
+    assert f"{job}: failed" in lines[-1]
+    assert "\x1b" not in answer.out
+
+
+def test_launch_watch_exits_as_the_job_did(host: Host) -> None:
+    plan, _ = host.plan({"name": "work", "run": "exit 5", "retry": {"attempts": 1}})
+    answer = host.laptop.run("launch", plan, "--no-preflight", "--watch")
+    assert answer.status == 1
+    assert re.match(r"job\d+-\d{8}-\w{6}\n", answer.out)
+
+
+def test_watching_everything_ends_when_nothing_runs(host: Host) -> None:
+    job, work = host.launch(GO)
+    with host.laptop.started("watch") as process:
+        assert process.stdout is not None
+        wait_until(lambda: job in process.stdout.readline().decode(), "the job is shown")
+        (work / "go").touch()
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert f"{job}: succeeded" in out.decode()
+    quiet = host.laptop.run("watch", expect=0)
+    assert quiet.out == ""
+    assert "nothing runs" in quiet.err
+
+
+def test_ctrl_c_in_watch_is_130_and_leaves_the_job(host: Host) -> None:
+    job, work = host.launch(GO)
+    with host.laptop.started("watch", job) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "jobs on hosts go on" in err.decode()
+    assert host.laptop.status(job)["state"] == "running"
+    (work / "go").touch()
+    host.laptop.run("wait", job, expect=0)
+
+
+def test_stop_is_final_until_retry(host: Host) -> None:
+    job, work = host.launch(GO)
+    host.job(job).wait_for_kind("attempt_started")
+    document = host.laptop.run("stop", job, "--wait", "--json", expect=0).json
+    frozen("stop", normal(document, host.folder))
+    assert host.laptop.run("wait", job).status == 1
+    assert host.laptop.run("stop", job, expect=0).out == f"{job} stopped\n"
+    (work / "go").touch()
+    document = host.laptop.run("retry", job, "--json", expect=0).json
+    assert document["acknowledged"] is True
+    frozen("retry", normal({**document, "state": "<state>"}, host.folder))
+    host.laptop.run("wait", job, expect=0)
+    again = host.laptop.run("retry", job)
+    assert again.status == 3
+    assert "nothing to retry" in again.err
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("nostep.with.x=1", "no step 'nostep'"),
+        ("work=1", "no key"),
+        ("work.foo=1", "no 'foo'"),
+        ("work.env.X", "no '='"),
+        ("work.env.X=[1", "cannot be read"),
+    ],
+)
+def test_a_wrong_set_of_retry_reaches_no_host(host: Host, option: str, words: str) -> None:
+    job, _ = host.launch("exit 1")
+    host.laptop.run("wait", job)
+    answer = host.laptop.run("retry", job, "--set", option)
+    assert answer.status == 2
+    assert words in answer.err
+    assert "reopened" not in host.job(job).kinds()
+
+
+def test_retry_with_set_changes_the_step(host: Host) -> None:
+    job, _ = host.launch('test "$HELLO" = there')
+    assert host.laptop.run("wait", job).status == 1
+    host.laptop.run("retry", job, "--set", "work.env.HELLO=there", expect=0)
+    host.laptop.run("wait", job, expect=0)
+
+
+# ------------------------------------------------------------------------------------------------------------- logs
+
+
+def test_logs_are_the_very_bytes_in_a_pipe(host: Host) -> None:
+    job, _ = host.launch(r"printf 'one\r two\033[31m\n\377\000\nthree'")
+    host.laptop.run("wait", job, expect=0)
+    done = subprocess.run([ORCH, "logs", job], capture_output=True, env=host.laptop.environment, check=True)
+    assert done.stdout == b"one\r two\x1b[31m\n\xff\x00\nthree"
+    done = subprocess.run([ORCH, "logs", job, "--tail", "2"], capture_output=True, env=host.laptop.environment, check=True)
+    assert done.stdout == b"\xff\x00\nthree"
+    done = subprocess.run([ORCH, "logs", job, "--tail", "0"], capture_output=True, env=host.laptop.environment, check=True)
+    assert done.stdout == b""
+
+
+def test_logs_follow_through_the_attempts(host: Host) -> None:
+    plan, work = host.plan(
+        {"name": "work", "run": f"echo try $ORCH_ATTEMPT; [ -e go ] && exit 0; {GO}; kill -9 $$", "retry": {"attempts": 2}}
+    )
+    job = host.laptop.launch(plan)
+    with host.laptop.started("logs", job, "-f") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"try")
+        (work / "go").touch()
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert out.startswith(b"try")
+    assert b"now step work, attempt 2" in err
+    for number in (1, 2):
+        log = host.job(job).log(1, "work", number).read_bytes()
+        assert host.laptop.run("logs", job, "--attempt", number, expect=0).out == log.decode()
+
+
+def test_logs_of_what_is_not_there(host: Host) -> None:
+    plan, work = host.plan({"name": "first", "run": GO}, {"name": "second", "run": "true", "needs": ["first"]})
+    job = host.laptop.launch(plan)
+    host.job(job).wait_for_kind("attempt_started")
+    for arguments, words in (
+        (["--step", "third"], "no step 'third'"),
+        (["--step", "second"], "was not started"),
+        (["--attempt", "7"], "no attempt 7: it had 1"),
+    ):
+        answer = host.laptop.run("logs", job, *arguments)
+        assert answer.status == 2
+        assert words in answer.err
+    (work / "go").touch()
+    host.laptop.run("wait", job, expect=0)
+    answer = host.laptop.run("logs", job, expect=0)
+    assert "log of step" in answer.err
+
+
+# ------------------------------------------------------------------------------------------------------------- fetch
+
+
+def test_fetch_brings_verifies_skips_and_resumes(host: Host, tmp_path: Path) -> None:
+    job, work = host.launch(
+        "mkdir -p out/deep; head -c 3000000 /dev/zero | tr '\\0' x > out/big.bin; echo '{}' > out/deep/a.json; "
+        "ln -s /etc/passwd out/link; ln -s / out/all; touch -d 2020-01-02T03:04:05Z out/deep/a.json",
+        output="out",
+    )
+    host.laptop.run("wait", job, expect=0)
+    dest = tmp_path / "dest"
+    document = host.laptop.run("fetch", job, dest, "--json", expect=0).json
+    frozen("fetch", normal({**document, "dest": "<dest>"}, host.folder))
+    big = dest / "out" / "big.bin"
+    assert big.read_bytes() == (work / "out" / "big.bin").read_bytes()
+    assert (dest / "out" / "deep" / "a.json").stat().st_mtime == (work / "out" / "deep" / "a.json").stat().st_mtime
+    assert not (dest / "out" / "link").exists()
+    assert [path for path in dest.rglob("*") if path.name.endswith(".part")] == []
+    again = host.laptop.run("fetch", job, dest, "--json", expect=0).json
+    assert again["fetched"] == []
+    assert len(again["unchanged"]) == 2
+    # A copy that broke off: its first bytes stay, the rest follows, and the hash is checked over the whole.
+    os.replace(big, big.with_name("big.bin.part"))
+    with big.with_name("big.bin.part").open("r+b") as file:
+        file.truncate(1_500_000)
+    before = host.sshd.log.stat().st_size
+    assert before
+    fetched = host.laptop.run("fetch", job, dest, "--json", expect=0).json["fetched"]
+    assert [item["path"] for item in fetched] == ["out/big.bin"]
+    assert hashlib.sha256(big.read_bytes()).hexdigest() == fetched[0]["sha256"]
+    # A wrong partial file is noticed by the hash and fetched anew.
+    big.unlink()
+    big.with_name("big.bin.part").write_bytes(b"y" * 1000)
+    host.laptop.run("fetch", job, dest, expect=0)
+    assert big.read_bytes() == (work / "out" / "big.bin").read_bytes()
+
+
+def test_fetch_logs_and_globs(host: Host, tmp_path: Path) -> None:
+    job, _ = host.launch("mkdir -p out; echo a > out/a.txt; echo b > out/b.json; echo said", output="out")
+    host.laptop.run("wait", job, expect=0)
+    host.laptop.run("fetch", job, tmp_path / "logs", "--what", "logs", expect=0)
+    assert (tmp_path / "logs/orch-job/steps/1-work/attempts/1/log").read_bytes() == b"said\n"
+    assert (tmp_path / "logs/orch-job/spec.json").exists()
+    host.laptop.run("fetch", job, tmp_path / "some", "--include", "*.json", expect=0)
+    assert sorted(path.name for path in (tmp_path / "some").rglob("*") if path.is_file()) == ["b.json"]
+
+
+def test_fetch_never_writes_through_a_link_in_dest(host: Host, tmp_path: Path) -> None:
+    job, _ = host.launch("mkdir -p out; echo new > out/file", output="out")
+    host.laptop.run("wait", job, expect=0)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (tmp_path / "dest").mkdir()
+    (tmp_path / "dest" / "out").symlink_to(outside)
+    answer = host.laptop.run("fetch", job, tmp_path / "dest")
+    assert answer.status == 1
+    assert "links are not followed" in answer.err
+    assert list(outside.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------- hosts, files, init
+
+
+def test_hosts_check_freezes_its_shape(host: Host) -> None:
+    document = host.laptop.run("hosts", "check", "box", "--json").json
+    [entry] = document["hosts"]
+    assert entry["reachable"] is True
+    frozen("hosts_check", shape({**entry, "facts": sorted(entry["facts"]), "accepted_key": None}))
+    text = host.laptop.run("hosts", "check").out
+    for name in ("system", "python", "gpus", "root", "memory", "logout", "clock"):
+        assert re.search(rf"^  (ok|warn|fail)\s+{name}\s", text, re.MULTILINE), text
+
+
+def test_files_go_up_once_and_are_verified(host: Host) -> None:
+    data = os.urandom(2_500_000)
+    (host.laptop.folder / "payload.bin").write_bytes(data)
+    (host.laptop.folder / "run.sh").write_text("#!/bin/sh\nsha256sum < $ORCH_FILES/payload.bin\n")
+    (host.laptop.folder / "run.sh").chmod(0o755)
+    plan, _ = host.plan({"name": "work", "run": "run.sh", "files": ["payload.bin", "run.sh"]})
+    job = host.laptop.launch(plan)
+    host.laptop.run("wait", job, expect=0)
+    assert hashlib.sha256(data).hexdigest() in host.laptop.run("logs", job, expect=0).out
+    blobs = {path.name: path.stat().st_mtime_ns for path in (host.root / "blobs").iterdir()}
+    host.laptop.launch(plan)
+    assert {path.name: path.stat().st_mtime_ns for path in (host.root / "blobs").iterdir()} == blobs
+
+
+def test_secrets_reach_the_process_and_nothing_else(host: Host) -> None:
+    host.laptop.environment["MY_TOKEN"] = "s3cr3t-of-the-test"
+    try:
+        plan, _ = host.plan(
+            {"name": "work", "run": 'test -n "$HF_TOKEN" && echo ${#HF_TOKEN}', "env": {"HF_TOKEN": {"env": "MY_TOKEN"}}}
+        )
+        job = host.laptop.launch(plan)
+    finally:
+        del host.laptop.environment["MY_TOKEN"]
+    host.laptop.run("wait", job, expect=0)
+    assert host.laptop.run("logs", job, expect=0).out == "18\n"
+    for path in (host.root / "jobs" / job).rglob("*"):
+        if path.is_file():
+            assert b"s3cr3t-of-the-test" not in path.read_bytes(), path
+    answer = host.laptop.run("launch", plan, "--no-preflight", "--json")
+    assert answer.status == 2
+    assert answer.json["error"]["code"] == "missing_secret"
+
+
+def test_init_writes_what_runs_and_never_overwrites(host: Host, tmp_path: Path) -> None:
+    entry = host.sshd.inventory_entry()
+    laptop = Laptop(tmp_path / "new", {})
+    laptop.inventory.unlink()
+    del laptop.environment["ORCH_INVENTORY"]
+    arguments = [
+        "init", entry["ssh"], "--name", "box", "--identity-file", entry["identity_file"],
+        "--known-hosts", entry["known_hosts"], "--root", str(host.root),
+    ]  # fmt: skip
+    document = laptop.run(*arguments, "--json", expect=0).json
+    assert document["written"] == ["inventory.yaml", "plans/first.yaml"]
+    answer = laptop.run(*arguments)
+    assert answer.status == 2
+    assert "--force" in answer.err
+    laptop.run(*arguments, "--force", expect=0)
+    plan = laptop.folder / "plans" / "first.yaml"
+    plan.write_text(plan.read_text().replace("seq 20", "seq 2").replace("sleep 1", "true").replace("~/orch-first", str(tmp_path / "first")))
+    job = laptop.launch(plan)
+    laptop.run("wait", job, expect=0)
+    assert (tmp_path / "first" / "lines.txt").read_text() == "line 1\nline 2\n"
+
+
+def test_an_unreachable_host_is_3_with_what_was_known(host: Host, tmp_path: Path) -> None:
+    job, work = host.launch(GO)
+    laptop = host.laptop
+    laptop.status(job)
+    entry = host.sshd.inventory_entry(root=str(host.root))
+    inventory = laptop.inventory.read_text()
+    try:
+        laptop.write_inventory({"box": {**entry, "ssh": "nobody@127.0.0.1:9"}})
+        answer = laptop.run("status", job, "--json", expect=3)
+        [seen] = answer.json["jobs"]
+        assert (seen["state"], seen["reachable"]) == ("running", False)
+        assert seen["age_s"] >= 0
+        [told] = answer.json["hosts"]
+        assert told["error"]["code"] == "unreachable"
+        text = laptop.run("status", job, expect=3)
+        assert "host unreachable, last seen" in text.out
+        assert laptop.run("wait", job, "--json", expect=3).json["error"]["code"] == "unreachable"
+    finally:
+        laptop.inventory.write_text(inventory)
+        (work / "go").touch()
+    laptop.run("wait", job, expect=0)
+
+
+def test_text_off_a_terminal_is_never_shortened(host: Host) -> None:
+    long = "x" * 3000
+    job, _ = host.launch(f"echo RuntimeError: {long} >&2; exit 1")
+    host.laptop.run("wait", job)
+    narrow = {**host.laptop.environment, "COLUMNS": "40"}
+    for arguments in (["status", job], ["why", job], ["history"], ["watch", job]):
+        done = subprocess.run([ORCH, *arguments], capture_output=True, text=True, env=narrow, check=False)
+        assert "…" not in done.stdout
+        assert all(line == line.rstrip() for line in done.stdout.splitlines())
+        assert job in done.stdout
