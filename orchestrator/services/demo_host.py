@@ -3,9 +3,10 @@
     python -m orchestrator.services.demo_host FOLDER
 
 Runs as a process of its own, as a real host would. Makes fresh host and client keys in FOLDER, prints one JSON line
-{"port", "pid"} once it listens, and serves exec requests as the user who started it, with FOLDER/home as home and FOLDER/tmp for temporary files. No port or
-agent forwarding, no file transfer subsystem: orch needs none. It ends when its standard input does, unless the line
-"keep" came first, and takes every process that it started along, detached ones too: each carries ORCH_DEMO_HOST=<token>.
+{"port", "pid", "token"} once it listens, and serves exec requests as the user who started it, with FOLDER/home as home
+and FOLDER/tmp for temporary files. No port or agent forwarding, no file transfer subsystem: orch needs none. It ends when
+its standard input does, unless the line "keep" came first, and takes every process that it started along, detached ones
+too: each carries ORCH_DEMO_HOST=<token>.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ what is missing, count. The parts are in `extraction/`; the ways to compute in `
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 
@@ -23,11 +22,12 @@ if __package__ in {
 from collections.abc import Sequence
 from typing import Any
 
+from remote_jobs.steps import entry
 from remote_jobs.steps.extraction import backends, options
 from remote_jobs.steps.extraction.backends import BackendConfig
 from remote_jobs.steps.extraction.dataset import Row, read_dataset
 from remote_jobs.steps.extraction.disk import DiskBudget, default_reserve
-from remote_jobs.steps.extraction.errors import IncompleteError, StepError
+from remote_jobs.steps.extraction.errors import IncompleteError
 from remote_jobs.steps.extraction.manifest import (
     MANIFEST_NAME,
     check_resumable,
@@ -47,33 +47,19 @@ from remote_jobs.steps.extraction.samples import (
     sample_files,
     valid_samples,
 )
-from remote_jobs.steps.extraction.stop import Interrupted, StopSignal
+from remote_jobs.steps.extraction.stop import StopSignal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the step; returns the exit status. The last line printed says why it failed."""
-    stop = StopSignal()
-    progress = Progress()
-    try:
+
+    def work(progress: Progress) -> None:
         opts = options.parse(argv)
+        stop = StopSignal()
         with stop.installed(), output_folder(opts.output) as folder:
             extract(opts, folder, progress, stop)
-    except Interrupted as interrupted:
-        progress.say(f"extract: {interrupted}; what is written is kept, the next run goes on from there")
-        return interrupted.exit_status
-    except StepError as error:
-        if error.hint:
-            progress.say(error.hint)
-        progress.say(f"{type(error).__name__}: {error}")
-        return error.exit_status
-    except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            progress.say(
-                "extract: the disk is full; every file written so far is whole and kept, the next run goes on from there"
-            )
-        progress.say(f"{type(error).__name__}: {error}")
-        return 1
-    return 0
+
+    return entry.run("extract", work)
 
 
 def extract(opts: Options, folder: str, progress: Progress, stop: StopSignal) -> None:

@@ -20,6 +20,7 @@ from orchestrator.services import demo as story
 from orchestrator.services import demo_stage
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.timeout(320)
 ORCH = [sys.executable, "-m", "orchestrator.cli.main"]
 WITHIN_S = 300.0
 """Far above the two minutes that it takes alone: the suite shares its cores."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from tests.extract.conftest import CONFIGS, NUM_LAYERS, Result, prompts, read_sample, write_rows
@@ -124,29 +125,29 @@ def test_ids_of_rows_are_in_the_index(models: dict[str, Path], dataset: Path, ru
     }
 
 
+@pytest.mark.parametrize(
+    ("kind", "layer_id", "taken"), [("qwen3", 2, 3), ("deepseek_v3", 2, 1), ("deepseek_v3", 5, 4)]
+)
 def test_verify_finds_states_of_the_wrong_layer(
-    models: dict[str, Path], dataset: Path, run_extract: Run
+    kind: str, layer_id: int, taken: int, models: dict[str, Path], dataset: Path, run_extract: Run
 ) -> None:
-    """The silent classic: the right numbers, captured one layer off."""
-    from safetensors.torch import save_file
+    """The silent classic: the right numbers, captured one layer off; also behind experts, where numbers may differ."""
+    result = run_extract(models[kind], dataset)
+    sample = read_sample(result.files()[13])
+    states, _ = hf_states(models[kind], sample["token_ids"].tolist())
+    sample["hidden_states"][:, LAYERS.index(layer_id)] = states[taken]
+    save_file(sample, result.files()[13])
 
-    result = run_extract(models["qwen3"], dataset)
-    sample = read_sample(result.files()[0])
-    shifted, _ = hf_states(models["qwen3"], sample["token_ids"].tolist())
-    sample["hidden_states"][:, 1] = shifted[3]
-    save_file(sample, result.files()[0])
-
-    again = run_extract(models["qwen3"], dataset, "--verify", "3")
+    again = run_extract(models[kind], dataset, "--verify", "3")
     assert again.status == 1
-    assert again.last_line.startswith(
-        "VerificationError: sample 0 (id 'p0_gen0'), line 1: the states stored for layer id 2"
+    words = (
+        f"VerificationError: sample 13 (id 'p13_gen0'), line 14: the states stored for layer id {layer_id} "
     )
-    assert "are those of layer id 3" in again.last_line
+    assert again.last_line.startswith(words)
+    assert f"are those of layer id {taken} " in again.last_line
 
 
 def test_verify_finds_wrong_numbers(models: dict[str, Path], dataset: Path, run_extract: Run) -> None:
-    from safetensors.torch import save_file
-
     result = run_extract(models["qwen3"], dataset)
     sample = read_sample(result.files()[13])
     sample["hidden_states"] = sample["hidden_states"] * 1.01
