@@ -243,7 +243,7 @@ def load_plan(path: Path | str, sets: Sequence[str] = ()) -> LoadedPlan:
         )
     problems = list(document.problems)
     problems += apply_overrides(document, sets, PLAN_KEYS)
-    raw = _normal(document)
+    raw = normal_plan(document)
     problems += unusable_text(document, raw)
     misplaced, cleaned = checks.misplaced_keys(document, raw, PLAN_KEYS, STEP_KEYS)
     problems += misplaced
@@ -285,7 +285,7 @@ def name_of(raw: Mapping[str, Any], where: Where) -> str:
     return f"{shown}.{dotted(tuple(rest))}" if shown == name else f"{dotted(tuple(rest))} of step {shown}"
 
 
-def _normal(document: Document) -> dict[str, Any]:
+def normal_plan(document: Document) -> dict[str, Any]:
     """The document's value without nulls, and with text where text is meant though YAML reads a number or truth."""
     raw: dict[str, Any] = compact(document.value)
     text_of_env(document, raw, ())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.errors import ConfigError
 from orchestrator.services.look import look
 from orchestrator.services.resolve import FoundJob
 from orchestrator.services.stop import control
@@ -21,43 +20,20 @@ def retry(
     """Ask the host to reopen the job; ``sets`` are ``step.key=value`` as for launch.
 
     Raises:
-        ConfigError: a ``--set`` that is none, or names no step or no key that a step has.
+        ConfigError: a ``--set`` that is none, or that a launch would refuse as well; the host drops what it does not
+            know, so a slip is caught here.
         HostRefused: the job runs, or there is no such step.
     """
-    changes = read_sets(sets, _step_names(session, job)) if sets else {}
+    from orchestrator.core.changes import retry_changes
+
+    changes = retry_changes(sets, _steps(session, job)) if sets else {}
     return control(session, job, "retry", step=step, set=changes)
 
 
-def _step_names(session: Session, job: FoundJob) -> list[str]:
+def _steps(session: Session, job: FoundJob) -> list[tuple[str, str | None]]:
+    """(name, uses) of the job's steps."""
     result = look(session, job.host, jobs=[job.id])
     if result.error is not None:
         raise result.error
     view = the_job(result.jobs, job, (result.answer or {}).get("unreadable") or {})
-    return [str(step["name"]) for step in view["steps"]]
-
-
-def read_sets(sets: Sequence[str], steps: Sequence[str]) -> dict[str, Any]:
-    """``{"step.key": value}``; the host drops what it does not know, so a slip is caught here. Pure.
-
-    Raises:
-        ConfigError: as `retry`.
-    """
-    from orchestrator.core.plan import STEP_KEYS, parse_set
-    from orchestrator.core.schema import suggest
-
-    changes: dict[str, Any] = {}
-    for text in sets:
-        path, value = parse_set(text)
-        step, _, key = path.partition(".")
-        if step not in steps:
-            raise ConfigError(
-                f"--set {text}: the job has no step {step!r}", suggest(step, steps, "its steps")
-            )
-        if not key:
-            raise ConfigError(f"--set {text}: no key", f"write --set {step}.with.KEY=VALUE")
-        top = key.split(".", 1)[0]
-        if top not in STEP_KEYS or top in {"name", "files", "needs"}:
-            allowed = [name for name in STEP_KEYS if name not in {"name", "files", "needs"}]
-            raise ConfigError(f"--set {text}: a step has no {top!r} to change", suggest(top, allowed))
-        changes[path] = value
-    return changes
+    return [(str(step["name"]), step.get("uses")) for step in view["steps"]]

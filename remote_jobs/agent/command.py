@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 from remote_jobs import protocol
 from remote_jobs.agent.jobdir import JobDir
 
-_PLACEHOLDER = re.compile(r"\{(workdir|files|steps\.([A-Za-z0-9_.-]+?)\.output)\}")
+_PLACEHOLDER = re.compile(r"(?<!\$)\{(workdir|files|steps\.([A-Za-z0-9][A-Za-z0-9_-]*)\.output)\}")  # ${files} is the shell's
 # An ssh session's own variables: dead sockets and terminals must not reach a job that outlives it.
 _DROPPED_ENV = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "SSH_ORIGINAL_COMMAND",
                 "PYTHONHOME", "XDG_SESSION_ID", "XDG_RUNTIME_DIR", "TERM")  # fmt: skip

@@ -1,0 +1,66 @@
+"""`orch retry --set` is judged by the same rules as `launch --set`, without the plan's file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.core.changes import retry_changes
+from orchestrator.core.errors import ConfigError
+
+STEPS = [("serve", "serve"), ("extract", "extract"), ("own", None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("serve.with.gpu_memory_utilization=0.8", "serve.with.gpu_memory_utilization", 0.8),
+        ("serve.with.brand_new=1", "serve.with.brand_new", 1),
+        ("serve.with.max_model_len=", "serve.with.max_model_len", None),
+        ("extract.with.layers=[2,30]", "extract.with.layers", [2, 30]),
+        (
+            "extract.with.dataset={steps.serve.output}/x".replace("{", "'{") + "'",
+            "extract.with.dataset",
+            "{steps.serve.output}/x",
+        ),
+        ("own.timeout_s=1h", "own.timeout_s", 3600.0),
+        ("own.env.A=1.10", "own.env.A", "1.10"),
+        ("own.run=echo hi", "own.run", "echo hi"),
+        ("own.retry.attempts=5", "own.retry.attempts", 5),
+        ("serve.retry.gpu_oom.max_num_seqs=4", "serve.retry.gpu_oom.max_num_seqs", {"set": 4}),
+        ("serve.retry.gpu_oom.max_num_seqs.mul=0.5", "serve.retry.gpu_oom.max_num_seqs.mul", 0.5),
+        ("serve.retry.gpu_oom={max_num_seqs: 4}", "serve.retry.gpu_oom", {"max_num_seqs": {"set": 4}}),
+        ("serve.retry={attempts: 2}", "serve.retry", {"attempts": 2}),
+        ("serve.gpus=4", "serve.gpus", 4),
+    ],
+)
+def test_good_changes(text: str, path: str, value: Any) -> None:
+    assert retry_changes([text], STEPS) == {path: value}
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("serv.gpus=1", ["no step is called 'serv'", "did you mean 'serve'"]),
+        ("serve.with.tensor_paralel_size=8", ["did you mean 'tensor_parallel_size'", "--set serve.with."]),
+        ("serve.with.tensor_parallel_size=eight", ["whole number"]),
+        ("serve.needs=[own]", ["cannot change in a job that exists"]),
+        ("own.env.T={from: env}", ["only single plain variables"]),
+        ("own.with.a=1", ["with: is for built-in steps"]),
+        ("own.retry.attempts=0", ["must count tries"]),
+        ("own.timeout_s=soon", ["must be a time"]),
+        ("own.gpu=1", ["did you mean 'gpus'"]),
+        ("own", ["no '='"]),
+        ("workdir=/x", ["no step is called 'workdir'"]),
+    ],
+)
+def test_bad_changes(text: str, parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        retry_changes([text], STEPS)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_nothing_to_change() -> None:
+    assert retry_changes([], STEPS) == {}
