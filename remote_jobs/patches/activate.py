@@ -25,7 +25,10 @@ def activate(wanted: str = "auto", root: str | None = None) -> list[str]:
         PatchError: a set asked for by name does not suit.
     """
     if CHOICE_ENV in os.environ:
-        return [name for name in os.environ[CHOICE_ENV].split(",") if name and name != "none"]
+        named = [
+            word.split("@")[0] for word in os.environ[CHOICE_ENV].split(",")
+        ]  # name@hash, as the attempt records it
+        return [name for name in named if name not in ("", "none")]
     names = "auto" if wanted == "auto" else [name for name in wanted.split(",") if name and name != "none"]
     chosen = judge.choose(all_sets(), names)
     built = mirror.build(chosen, root or os.environ.get(ROOT_ENV) or DEFAULT_ROOT)

@@ -103,7 +103,9 @@ def environment(chosen: Sequence[Judgement], overlay: str | None, environ: dict[
     return {
         "PYTHONPATH": os.pathsep.join([overlay, *former]),
         SHA256_ENV: str(combined_sha256([found.patch_set for found in chosen])),
-        SETS_ENV: ",".join(found.patch_set.name for found in chosen),
+        SETS_ENV: ",".join(
+            "{}@{}".format(found.patch_set.name, found.patch_set.sha256[:12]) for found in chosen
+        ),
     }
 
 
