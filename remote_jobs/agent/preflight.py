@@ -25,7 +25,7 @@ _START = "import sys; sys.path.insert(0, sys.argv[1]); from remote_jobs.agent.ch
 
 
 def run(layout: "Layout", request: Mapping[str, Any]) -> Dict[str, Any]:
-    """{"ok", "checks"} for a request {spec, deep?, laptop_files?, checks?, wall?}.
+    """{"ok", "checks"} for a request {spec, deep?, laptop_files?, checks?, wall?, wait_gate?}.
 
     Every failure of the child is a row: an answer always comes.
     """
@@ -36,6 +36,7 @@ def run(layout: "Layout", request: Mapping[str, Any]) -> Dict[str, Any]:
         "laptop_wall": request.get("wall"),
         "received_wall": time.time(),
         "only": request.get("checks"),
+        "wait_gate": bool(request.get("wait_gate")),
     }
     timeout_s = DEEP_TIMEOUT_S if facts["deep"] else QUICK_TIMEOUT_S
     began = time.monotonic()

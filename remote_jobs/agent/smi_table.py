@@ -25,8 +25,9 @@ _NAME_CELL = re.compile(
     r"^(?:GPU\s+(?=\d))?(?:(?P<index>\d+)(?=\s|$))?\s*(?P<name>.*?)\s*(?P<mode>\bOn|\bOff|N/A|WDDM|TCC|MCDM|ERR!)?$"
 )
 _BUS_CELL = re.compile(
-    r"^(?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{1,2}:[0-9A-Fa-f]{1,2}\.[0-9A-Fa-f]|N/A(?=\s)|ERR!(?=\s))\s*(?:On|Off|N/A|ERR!)?$"
+    r"^(?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{1,2}:[0-9A-Fa-f]{1,2}\.[0-9A-Fa-f]|N/A(?=\s)|ERR!(?=\s))\s*(?P<display>On|Off|N/A|ERR!)?$"
 )
+_INDEXED = re.compile(r"^\d+\s+[A-Za-z]")
 _SIZE = re.compile(r"(?P<used>\d+)\s*Mi?B\s*/\s*(?P<total>\d+)\s*Mi?B")
 _SENSOR_CELL = re.compile(
     r"^(?:\d+\s?%|N/A|ERR!|\[[^\]]*\])?\s*(?:\d+\s?C|N/A|ERR!)\s+(?:P\d+|N/A|ERR!)\b|^ERR!"
@@ -86,6 +87,8 @@ class _Reader:
         self.reading = SmiReading(form="table")
         self.section = ""
         self.current: Optional[Gpu] = None
+        self.wsl = False
+        """In WSL the Linux tool and the Windows driver have different versions, and the desktop is invisible."""
 
     def read(self, lines: List[str]) -> SmiReading:
         for line in lines:
@@ -98,6 +101,7 @@ class _Reader:
         if header:
             self.reading.driver_version = header.group("driver") or header.group("smi")
             self.reading.cuda_version = header.group("cuda")
+            self.wsl = header.group("driver") not in (None, header.group("smi"))
         elif _PROCESSES_TITLE.search(line):
             self.section = "processes"
         elif _MIG_TITLE.search(line):
@@ -113,9 +117,10 @@ class _Reader:
             return False
         for position, cell in enumerate(cells):
             bus = _BUS_CELL.match(cell) if position else None
-            if bus:
+            # Two times N/A is an address only beside an index: sensors and utilisation print it as well.
+            if bus and (":" in bus.group("bus") or _INDEXED.match(cells[position - 1])):
                 after = cells[position + 1 :]
-                self._gpu_row(cells[position - 1], bus.group("bus"), after)
+                self._gpu_row(cells[position - 1], bus, after)
                 joined = next((_SIZE.search(other) for other in after if _SIZE.search(other)), None)
                 if joined:
                     self._memory_row(after, joined)
@@ -147,19 +152,20 @@ class _Reader:
         self.reading.gpus.append(gpu)
         return gpu
 
-    def _gpu_row(self, name_cell: str, bus: str, after: List[str]) -> None:
+    def _gpu_row(self, name_cell: str, bus: "re.Match[str]", after: List[str]) -> None:
         found = _NAME_CELL.match(name_cell)
         index = found.group("index") if found else None
         name = found.group("name").strip() if found else ""
         gpu = self._gpu_at(int(index) if index is not None else len(self.reading.gpus))
         self.current, self.section = gpu, "gpus"
-        gpu.bus_id = bus if ":" in bus else None
+        gpu.bus_id = bus.group("bus") if ":" in bus.group("bus") else None
         gpu.complete = False  # until its memory line is seen
         if "ERR!" in name or "Unknown Error" in name:
             gpu.faults.append(_UNREADABLE % "ERR!")
         gpu.name = name or None
         gpu.virtual = bool(VGPU_NAME.search(name))
-        gpu.display_memory_hidden = bool(found and found.group("mode") == "WDDM")
+        windows = bool(found and found.group("mode") == "WDDM")
+        gpu.display_memory_hidden = windows or (self.wsl and bus.group("display") == "On")
         ecc = after[0] if after else ""
         if ecc.isdigit() and int(ecc) > 0:
             gpu.faults.append(

@@ -12,7 +12,19 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from remote_jobs import protocol
-from remote_jobs.agent import command, gpu_access, hang, history, incident, judge, launch_env, policy, procs, ready, recovery
+from remote_jobs.agent import (
+    command,
+    gpu_access,
+    hang,
+    history,
+    incident,
+    judge,
+    launch_env,
+    policy,
+    procs,
+    ready,
+    recovery,
+)
 from remote_jobs.agent.attempt import Attempt, utc_now
 from remote_jobs.agent.side import SideTask
 from remote_jobs.protocol import EventKind
@@ -215,7 +227,9 @@ class Stepper:
             if now < self._due:
                 return
             spec, layout, claim = self.boss.spec, self.boss.layout, self.claim
-            self._side = SideTask(lambda: gpu_access.read_gate(layout, spec, claim.indices), timeout_s=60.0)
+            self._side = SideTask(
+                lambda: gpu_access.read_gate(layout, spec, claim.indices), timeout_s=180.0, memory_mib=None
+            )
             return
         if not self._side.ready():
             self._due = now + 0.1
@@ -481,7 +495,9 @@ class Stepper:
             if now < self._due:
                 return False
             spec, layout, claim = self.boss.spec, self.boss.layout, self.claim
-            self._side = SideTask(lambda: gpu_access.read_gate(layout, spec, claim.indices), timeout_s=60.0)
+            self._side = SideTask(
+                lambda: gpu_access.read_gate(layout, spec, claim.indices), timeout_s=180.0, memory_mib=None
+            )
             return False
         if not self._side.ready():
             return False

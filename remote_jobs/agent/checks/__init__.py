@@ -31,7 +31,7 @@ def run(spec: Mapping[str, Any], facts: Mapping[str, Any]) -> List[Row]:
     Args:
         spec: the plan as uploaded (`JobSpec` with its steps; `with` and `params` are the same).
         facts: what the asker knows: `root` (orch's folder here), `deep`, `laptop_files` (names beside the plan that the
-            host may lack), `laptop_wall` and `received_wall` (epoch seconds), `latency_s`, `only` (names of checks).
+            host may lack), `wait_gate` (held GPUs are waited for), `laptop_wall` and `received_wall` (epoch seconds), `latency_s`, `only` (names of checks).
 
     Returns:
         Rows {"step", "name", "verdict", "took_s", "found", "fix"}; `step` is null for those of the whole job; the
@@ -145,6 +145,8 @@ def _gpus(job: Job, gpus: Callable[[], gate.GateReading]) -> Optional[Row]:
         return row(WARN, found, "own orphans: they are ended before the start")
     if not reading.foreign:
         return row(WARN, found, "another orch job holds them: the launch queues")
+    if job.facts.get("wait_gate") and reading.can_wait:
+        return row(WARN, found, "the launch waits for them")
     hint = "orch gpus {0}; wait for them with orch launch --wait 30m".format(job.spec.host)
     return row(
         FAIL, found, hint if reading.can_wait else "repair the host; see orch gpus {}".format(job.spec.host)
