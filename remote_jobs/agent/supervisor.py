@@ -349,6 +349,19 @@ def _load_secrets(job: JobDir, given: Mapping[str, Any]) -> Dict[str, Any]:
         return {}
 
 
+class _SupervisorLog:
+    """stdout and stderr of a supervisor: what cannot be written (a full disk) is dropped, and never raises."""
+
+    def write(self, text: str) -> int:
+        """Write through, without a buffer that would be tried again for ever."""
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode("utf-8", "replace"))
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
 def _detach(job: JobDir) -> None:
     """Double fork into a session of our own; stdio to the supervisor's log, so that no channel is held open."""
     if os.fork():
@@ -366,6 +379,7 @@ def _detach(job: JobDir) -> None:
     for fd in (nothing, log):
         if fd > 2:
             os.close(fd)
+    sys.stdout = sys.stderr = _SupervisorLog()  # type: ignore[assignment]
 
 
 def main(root: str, job_id: str) -> int:

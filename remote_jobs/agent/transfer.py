@@ -7,6 +7,7 @@ out of what was asked for.  Standard library only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fnmatch
 import hashlib
 import os
@@ -47,7 +48,7 @@ def put(layout: Layout, sha256: str, offset: int, data: bytes, *, last: bool) ->
     """Append a chunk at ``offset``; with ``last`` verify and store: {offset} or {stored: true}.
 
     Raises:
-        AgentError: `io` when the hash differs (the partial file is dropped), `disk_full`.
+        AgentError: `io` when the hash differs, `disk_full`; the partial file is dropped in both cases.
     """
     path = _blob(layout, sha256)
     if os.path.isfile(path):
@@ -74,6 +75,9 @@ def put(layout: Layout, sha256: str, offset: int, data: bytes, *, last: bool) ->
         os.replace(part, path)
         fsync_dir(layout.blobs)
     except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):  # half a file is worth less than room for the jobs that run
+            with contextlib.suppress(OSError):
+                os.unlink(part)
         raise disk_error(exc, "storing an uploaded file") from exc
     return {"offset": offset + len(data), "stored": True}
 
