@@ -312,7 +312,7 @@ def _print(line: str) -> None:
 def _explain_keep(stage: Stage) -> None:
     """What to try while the host is up, and how to end it."""
     server = stage.server
-    assert server is not None  # noqa: S101 - it was started, or we would not be here
+    assert server is not None
     tell, env = stage.tell, stage.env
     tell("")
     tell("The host stays up. To play with it:")

@@ -121,7 +121,7 @@ def start_host(stage: Stage) -> None:
 def _first_line(process: subprocess.Popen[str], within_s: float) -> str:
     """First line that a process prints; empty when it ends or takes too long."""
     lines: list[str] = []
-    assert process.stdout is not None  # noqa: S101 - opened as a pipe
+    assert process.stdout is not None
     reader = threading.Thread(target=lambda: lines.append(process.stdout.readline()), daemon=True)  # type: ignore[union-attr]
     reader.start()
     reader.join(within_s)
@@ -158,9 +158,8 @@ def orch(stage: Stage, *arguments: str, show: bool = True, quiet: bool = False) 
         for line in (done.stdout + done.stderr).splitlines():
             stage.tell(f"  | {line}")
     if done.returncode != 0:
-        raise DemoFailed(
-            f"`orch {shlex.join(arguments)}` ended with {done.returncode}", done.stderr.strip()[-2000:]
-        )
+        said = done.stdout if "--json" in arguments else done.stderr  # where each kind of error is told
+        raise DemoFailed(f"`orch {shlex.join(arguments)}` ended with {done.returncode}", said.strip()[-2000:])
     return done.stdout
 
 
