@@ -379,7 +379,7 @@ def _detach(job: JobDir) -> None:
     for fd in (nothing, log):
         if fd > 2:
             os.close(fd)
-    sys.stdout = sys.stderr = _SupervisorLog()  # type: ignore[assignment]
+    sys.stdout = sys.stderr = _SupervisorLog()
 
 
 def main(root: str, job_id: str) -> int:

@@ -104,7 +104,8 @@ def final_record_without_reserve(stage: Stage, fill: Callable[[bool], None]) -> 
     stage.go()
     wait_until(lambda: not job.marked(), "the job's program has ended")
     for _ in range(2):
-        assert stage.laptop.status(job.id)["state"] == "running", "not yet recorded, so not yet told; and not lost"
+        # The end may still fit into the last block of events.jsonl. If not, it is not told yet, and nothing is lost.
+        assert stage.laptop.status(job.id)["state"] in {"running", "succeeded"}
     fill(False)
     stage.laptop.run("wait", job.id, expect=0)
 

@@ -1,7 +1,7 @@
 """The fault matrix, clocks and identities: the clock jumps, a pid is somebody else's by now, the host was rebooted.
 
-The clock is moved by libfaketime, for the agent and what it starts only; the monotonic clock is left alone, as the
-kernel leaves it. A reused pid and another boot are records that are forged to say so.
+The clock is moved by libfaketime, for agent and supervisor only (a job's own sleeps would be moved as well); the
+monotonic clock is left alone, as the kernel leaves it. A reused pid and another boot are records that are forged to say so.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from tests.support.jobdir import JobDir
 from tests.support.waiting import wait_until
 
 HOUR_S = 3600
+REAL_CLOCK = {"LD_PRELOAD": ""}
+"""Environment of the step: its program keeps the real clock."""
 
 
 def python_with_a_clock(folder: Path) -> Path:
@@ -49,7 +51,7 @@ def clock_jumps_under_a_running_job(offset_s: int) -> Callable[[Path], None]:
     def play(folder: Path) -> None:
         folder.mkdir()
         python = python_with_a_clock(folder)
-        with Stage(folder / "stage", step={"timeout_s": 600}, entry={"agent_python": str(python)}) as stage:
+        with Stage(folder / "stage", step={"timeout_s": 600, "env": REAL_CLOCK}, entry={"agent_python": str(python)}) as stage:
             job = stage.launch()
             stage.reached("load")
             with stage.waiting() as controller:
@@ -74,7 +76,7 @@ def clock_jumps_back_during_a_backoff(folder: Path) -> None:
     """A wait of 5 s is 5 s, whatever the wall clock says meanwhile."""
     folder.mkdir()
     python = python_with_a_clock(folder)
-    with Stage(folder / "stage", step={"retry": {"attempts": 2}}, entry={"agent_python": str(python)}) as stage:
+    with Stage(folder / "stage", step={"retry": {"attempts": 2}, "env": REAL_CLOCK}, entry={"agent_python": str(python)}) as stage:
         job = stage.launch()
         stage.reached("load")
         kill(job.main)
