@@ -25,9 +25,9 @@ _START = "import sys; sys.path.insert(0, sys.argv[1]); from remote_jobs.agent.ch
 
 
 def run(layout: "Layout", request: Mapping[str, Any]) -> Dict[str, Any]:
-    """{"ok", "checks"} for a request {spec, deep?, laptop_files?, checks?, wall?, wait_gate?}.
+    """{"passed", "checks"} for a request {spec, deep?, laptop_files?, checks?, wall?, wait_gate?}.
 
-    Every failure of the child is a row: an answer always comes.
+    (`ok` is the envelope's word for an answered request.)  Every failure of the child is a row: an answer always comes.
     """
     facts = {
         "root": layout.root,
@@ -52,7 +52,7 @@ def run(layout: "Layout", request: Mapping[str, Any]) -> Dict[str, Any]:
             json.dumps({"spec": request.get("spec"), "facts": facts}).encode("utf-8"), timeout_s
         )
         answer = json.loads(out.decode("utf-8"))
-        return {"ok": bool(answer["ok"]), "checks": list(answer["checks"])}
+        return {"passed": bool(answer["ok"]), "checks": list(answer["checks"])}
     except subprocess.TimeoutExpired:
         what, fix = (
             "the checks gave no answer within {:g} s".format(timeout_s),
@@ -72,7 +72,7 @@ def run(layout: "Layout", request: Mapping[str, Any]) -> Dict[str, Any]:
                     stream.close()
     took_s = round(time.monotonic() - began, 3)
     return {
-        "ok": False,
+        "passed": False,
         "checks": [
             {"step": None, "name": "checks", "verdict": "fail", "took_s": took_s, "found": what, "fix": fix}
         ],

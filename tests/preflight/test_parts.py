@@ -352,15 +352,15 @@ def test_the_agent_runs_the_checks_in_a_child(tmp_path: Path, monkeypatch: pytes
     for name, value in world.environment().items():
         monkeypatch.setenv(name, value)
     answer = preflight.run(Layout(str(world.root)), {"spec": world.spec, "wall": time.time()})
-    assert answer["ok"] is True
+    assert answer["passed"] is True
     assert {r["name"] for r in answer["checks"]} >= {"checkpoint", "versions", "gpus", "clock"}
     os.truncate(next(world.model.glob("model-00001*")), 30)
-    assert preflight.run(Layout(str(world.root)), {"spec": world.spec})["ok"] is False
+    assert preflight.run(Layout(str(world.root)), {"spec": world.spec})["passed"] is False
 
 
 def test_an_agent_child_that_dies_is_a_row(tmp_path: Path) -> None:
     answer = preflight.run(Layout(str(tmp_path)), {})
-    assert answer["ok"] is False
+    assert answer["passed"] is False
     assert "the checks died" in answer["checks"][0]["found"] or answer["checks"][0]["verdict"] == "fail"
 
 
