@@ -400,7 +400,8 @@ CAUGHT_UP = "caught_up"
 
 class Op(str, Enum):
     """Requests that the agent answers. Every request is {"id": n, "op": ..., **arguments}; every answer
-    {"id": n, "ok": true, ...} or {"id": n, "ok": false, "error": {"code", "message", "hint"}}."""
+    {"id": n, "ok": true, ...} or {"id": n, "ok": false, "error": {"code", "message", "hint"}}.
+    """
 
     HELLO = "hello"
     LOOK = "look"

@@ -60,7 +60,9 @@ class Wan:
             )
             assert self._process.stdout is not None
             if self._process.stdout.readline() != b"up\n":
-                raise AssertionError("the shuttle between the namespaces did not start (root? /dev/net/tun? iproute2?)")
+                raise AssertionError(  # noqa: TRY301 - the clean-up below is for this as well
+                    "the shuttle between the namespaces did not start (root? /dev/net/tun? iproute2?)"
+                )
             self.set(**self._first)
         except BaseException:
             self.__exit__(None, None, None)

@@ -112,9 +112,10 @@ class Attempt:
         ticks = found.start_ticks if found else 0
         self.process = protocol.ProcessId(child.pid, ticks, procs.boot_id())
         self._remember(self.process)
-        with contextlib.suppress(OSError):  # the job, not the supervisor, is what the OOM killer should take
-            with open("/proc/{}/oom_score_adj".format(child.pid), "w", encoding="ascii") as file:
-                file.write("500")
+        # The job, not the supervisor, is what the OOM killer should take.
+        path = "/proc/{}/oom_score_adj".format(child.pid)
+        with contextlib.suppress(OSError), open(path, "w", encoding="ascii") as file:
+            file.write("500")
 
     def fail_to_start(self, text: str) -> None:
         """Write why the program could not be started where people look for it: into the log."""

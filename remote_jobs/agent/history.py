@@ -127,9 +127,12 @@ class ForecastKeeper:
             if len(self.scores) < 60:
                 self.scores.append(
                     {
-                        "label": label, "at_percent": mark, "forecast_s": round(eta_s, 1),
-                        "printed_s": printed_s, "true_s": round(now - at, 1),
-                    }  # fmt: skip
+                        "label": label,
+                        "at_percent": mark,
+                        "forecast_s": round(eta_s, 1),
+                        "printed_s": printed_s,
+                        "true_s": round(now - at, 1),
+                    }
                 )
 
 
@@ -148,10 +151,10 @@ def usual_phases(rows: Sequence[Mapping[str, Any]], step: protocol.StepSpec) -> 
     found: Dict[str, List[float]] = {}
     model = step.params.get("model")
     for row in rows:
-        if row.get("step") == step.name or (step.uses and row.get("uses") == step.uses):
-            if row.get("model") == model:
-                for name, took_s in (row.get("phases") or {}).items():
-                    found.setdefault(name, []).append(float(took_s))
+        same_kind = row.get("step") == step.name or (step.uses and row.get("uses") == step.uses)
+        if same_kind and row.get("model") == model:
+            for name, took_s in (row.get("phases") or {}).items():
+                found.setdefault(name, []).append(float(took_s))
     return {name: float(median(values[-_NEWEST:])) for name, values in found.items()}
 
 

@@ -19,7 +19,7 @@ _LOAD_TIMERS: Mapping[str, str] = {
 _LOADERS = frozenset({"serve", "extract", "train", "evaluate"})
 
 
-def timer_exports(step: protocol.StepSpec, layout: Layout) -> Dict[str, str]:
+def timer_exports(step: protocol.StepSpec) -> Dict[str, str]:
     """Timer variables of a step that loads a model; the plan's own `env:` wins over them."""
     return dict(_LOAD_TIMERS) if step.uses in _LOADERS else {}
 

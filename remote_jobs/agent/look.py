@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import socket
 import time
 from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
@@ -58,9 +59,10 @@ class Looker:
     def abandoned(self, ids: Optional[List[str]]) -> bool:
         """True when a job without final event has no supervisor any more: a death changes no file."""
         for job_id, (seq, _marks, state) in self.glance(ids).items():
-            if state not in protocol.JOB_TERMINAL and (job_id, seq) not in self._told_lost:
-                if not lock_holder(JobDir(os.path.join(self.layout.jobs, job_id), self.layout.root).lock_path())[0]:
-                    return True
+            if state in protocol.JOB_TERMINAL or (job_id, seq) in self._told_lost:
+                continue
+            if not lock_holder(JobDir(os.path.join(self.layout.jobs, job_id), self.layout.root).lock_path())[0]:
+                return True
         return False
 
     def log_sizes(self, cursors: List[Mapping[str, Any]]) -> bool:
@@ -99,7 +101,7 @@ class Looker:
         for job_id in self._ids(ids):
             try:
                 job = self.layout.job(job_id)
-                answer = self._ended_answer(job) or self._job(job, processes)
+                answer = self._ended_answer(job) or self._job(job, processes=processes)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
                 unreadable[job_id] = str(exc) or type(exc).__name__
                 continue
@@ -121,7 +123,7 @@ class Looker:
         del self._ended[job.id]
         return None
 
-    def _job(self, job: JobDir, processes: bool) -> Optional[Dict[str, Any]]:
+    def _job(self, job: JobDir, *, processes: bool) -> Optional[Dict[str, Any]]:
         if not os.path.isdir(job.path):
             return None
         if not os.path.exists(job.spec_path):
@@ -129,7 +131,7 @@ class Looker:
             return {"state": None, "alive": False, "lost": None, "unfinished": True, "spec": None}
         spec = self._spec(job)
         alive, owner = lock_holder(job.lock_path())
-        state = self._state(job, spec, alive)
+        state = self._state(job, spec, alive=alive)
         final = state["state"] in protocol.JOB_TERMINAL
         answer: Dict[str, Any] = {
             "state": state,
@@ -150,7 +152,7 @@ class Looker:
                 answer["unfinished"] = True  # its supervisor is just being started
             elif state["seq"] == 0:
                 answer["unfinished"] = True
-            elif self._foreign_machine(owner, state):
+            elif self._foreign_machine(owner):
                 state["notes"] = [*state.get("notes", []), {"at": None, "text": "seen from another machine"}]
             else:
                 answer["lost"] = self._lost(job, spec, state)
@@ -158,7 +160,7 @@ class Looker:
             self._add_processes(job, state)
         return answer
 
-    def _state(self, job: JobDir, spec: protocol.JobSpec, alive: bool) -> Dict[str, Any]:
+    def _state(self, job: JobDir, spec: protocol.JobSpec, *, alive: bool) -> Dict[str, Any]:
         """state.json when it is whole and current, else the fold of the events, which is the truth anyway."""
         try:
             state = read_json(job.state_path)
@@ -187,12 +189,10 @@ class Looker:
                 write_json(job.result_path, {**record, "at": state.get("ended_at")})
 
     @staticmethod
-    def _foreign_machine(owner: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+    def _foreign_machine(owner: Mapping[str, Any]) -> bool:
         """True when the lock was taken on another machine or in another container: here it proves nothing."""
         if not owner.get("hostname"):
             return False
-        import socket
-
         if owner["hostname"] != socket.gethostname():
             return True
         same_boot = owner.get("boot_id") == procs.boot_id()
@@ -324,7 +324,10 @@ def _summary(state: Mapping[str, Any]) -> Tuple[Any, ...]:
     """(seq, tenths that the newest attempt's bars have passed, state) of a state object."""
     marks = []
     for item in state["steps"]:
-        for bar in (item["attempts"][-1].get("bars") or [])[-8:] if item["attempts"] else ():
-            if bar.get("total") and bar.get("done") is not None:
-                marks.append((bar.get("label"), bar.get("instance"), 10 * int(bar["done"]) // int(bar["total"])))
+        bars = (item["attempts"][-1].get("bars") or [])[-8:] if item["attempts"] else []
+        marks += [
+            (bar.get("label"), bar.get("instance"), 10 * int(bar["done"]) // int(bar["total"]))
+            for bar in bars
+            if bar.get("total") and bar.get("done") is not None
+        ]
     return int(state["seq"]), tuple(marks), str(state["state"])

@@ -132,7 +132,7 @@ def change_parameters(
             continue
         new = _moved(float(value), how)
         if new is not None:
-            whole = isinstance(value, int) or float(value).is_integer() and name != "gpu_memory_utilization"
+            whole = isinstance(value, int) or (float(value).is_integer() and name != "gpu_memory_utilization")
             if whole:
                 unit = _ROUND_UP.get(name, 1)
                 new = max(float(how.get("min", 0)), new // unit * unit)
@@ -172,8 +172,8 @@ def decide(
     klass = str(verdict.get("class") or "unknown")
     action, default = POLICY.get(klass, (AGAIN, 2))
     block = step.retry.get(klass)
-    if action == STOP and isinstance(block, dict) and ("attempts" in block or any(isinstance(v, dict) for v in block.values())):
-        action = CHANGE if any(isinstance(v, dict) for v in block.values()) else AGAIN
+    if action == STOP and isinstance(block, dict) and block:
+        action = CHANGE if any(isinstance(value, dict) for value in block.values()) else AGAIN
     total = step.retry.get("attempts")
     if total is not None and len(history) >= int(total):
         return Decision(False, "attempt {} of {} failed ({})".format(len(history), total, klass))

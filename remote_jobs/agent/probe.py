@@ -21,6 +21,8 @@ from remote_jobs import protocol
 from remote_jobs.agent import logind, procs
 from remote_jobs.agent.jobdir import Layout, fs_type, is_memory_fs
 
+SHM = "/dev/shm"  # noqa: S108 - only measured
+_USUAL_PLACES = ("/data", "/scratch", "/mnt", "/tmp")  # noqa: S108 - only measured
 _PYTHON_NAMES = ("python3", "python", "python3.8", "python3.9", "python3.10", "python3.11", "python3.12", "python3.13")
 
 
@@ -73,7 +75,7 @@ def probe(layout: Layout) -> Dict[str, Any]:
             "gpus": _gpus(),
             "nvidia_smi": shutil.which("nvidia-smi") is not None,
             "disks": [disk for disk in (_disk(path) for path in _interesting_paths(layout)) if disk],
-            "shm_bytes": (_disk("/dev/shm") or {}).get("total_bytes"),
+            "shm_bytes": (_disk(SHM) or {}).get("total_bytes"),
             "cpu_count": os.cpu_count(),
             "mem_bytes": _memory_bytes(),
             "slurm": shutil.which("sbatch") is not None,
@@ -124,7 +126,7 @@ def _gpus() -> Optional[List[str]]:
 
 
 def _interesting_paths(layout: Layout) -> List[str]:
-    paths = [layout.root, os.path.expanduser("~"), "/", "/data", "/scratch", "/mnt", "/tmp"]
+    paths = [layout.root, os.path.expanduser("~"), "/", *_USUAL_PLACES]
     return [path for path in dict.fromkeys(paths) if os.path.isdir(path)]
 
 

@@ -185,10 +185,9 @@ def find_job(
     boot = boot_id()
     known = {(item.pid, item.start_ticks) for item in recorded if item.boot_id == boot}
     for proc in rows.values():
-        ours = proc.uid == me or me == 0
-        if (proc.pid, proc.start_ticks) in known or (ours and proc.session in wanted_sessions):
-            wanted.add(proc.pid)
-        elif ours and proc.pid not in wanted and proc.pid != supervisor and marker(proc.pid) == job:
+        ours = me in (proc.uid, 0)
+        marked = ours and proc.pid not in wanted and proc.pid != supervisor and marker(proc.pid) == job
+        if marked or (proc.pid, proc.start_ticks) in known or (ours and proc.session in wanted_sessions):
             wanted.add(proc.pid)
     for pid in tuple(wanted):
         wanted |= descendants(pid, rows)

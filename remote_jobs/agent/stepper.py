@@ -278,7 +278,7 @@ class Stepper:
                 self.spec, boss.spec, boss.places,
                 base=os.environ, attempt=n, gpus=attempt.gpus,
                 secrets=boss.secrets.get(self.name) or {},
-                exports=launch_env.timer_exports(self.spec, boss.layout),
+                exports=launch_env.timer_exports(self.spec),
             )  # fmt: skip
             env.update(launch_env.overlay_env(self.spec, boss.spec, boss.job, boss.layout, env))
             attempt.oom_kills_before = judge.oom_kills()

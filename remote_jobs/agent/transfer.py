@@ -182,9 +182,13 @@ def _add(label: str, absolute: str, relative: str, entries: List[Dict[str, Any]]
             return  # sockets, FIFOs and devices are nothing to fetch
         entries.append(
             {
-                "root": label, "path": relative, "absolute": absolute, "size": status.st_size,
-                "mtime_ns": status.st_mtime_ns, "kind": kind,
-            }  # fmt: skip
+                "root": label,
+                "path": relative,
+                "absolute": absolute,
+                "size": status.st_size,
+                "mtime_ns": status.st_mtime_ns,
+                "kind": kind,
+            }
         )
 
 

@@ -81,17 +81,20 @@ def _pick(
 
 
 def _ledger(state: Dict[str, Any]) -> List[Dict[str, Any]]:
-    rows = []
-    for item in state["steps"]:
-        for one in item["attempts"]:
-            rows.append(
-                {
-                    "step": item["name"], "n": one["n"], "state": one["state"], "started_at": one["started_at"],
-                    "ended_at": one["ended_at"], "exit_status": one["exit_status"],
-                    "class": (one.get("verdict") or {}).get("class"), "changes": one.get("changes"),
-                }  # fmt: skip
-            )
-    return rows
+    return [
+        {
+            "step": item["name"],
+            "n": one["n"],
+            "state": one["state"],
+            "started_at": one["started_at"],
+            "ended_at": one["ended_at"],
+            "exit_status": one["exit_status"],
+            "class": (one.get("verdict") or {}).get("class"),
+            "changes": one.get("changes"),
+        }
+        for item in state["steps"]
+        for one in item["attempts"]
+    ]
 
 
 def _changes_of_next(item: Dict[str, Any], n: int) -> Optional[Dict[str, Any]]:
@@ -107,10 +110,8 @@ def _host_evidence(bundle: Dict[str, Any]) -> List[str]:
 
 def _end_reason(job: JobDir, step: str, n: int) -> Optional[str]:
     reason = None
+    ends = (protocol.EventKind.RETRY_SCHEDULED.value, protocol.EventKind.STEP_FAILED.value)
     for event in job.read_events():
-        if event.get("step") == step and event.get("kind") in (
-            protocol.EventKind.RETRY_SCHEDULED.value, protocol.EventKind.STEP_FAILED.value,
-        ):  # fmt: skip
-            if event.get("attempt") in (n, None):
-                reason = (event.get("data") or {}).get("reason") or reason
+        if event.get("step") == step and event.get("kind") in ends and event.get("attempt") in (n, None):
+            reason = (event.get("data") or {}).get("reason") or reason
     return reason

@@ -42,7 +42,7 @@ def test_a_black_hole_of_a_minute_is_no_failure(tmp_path: Path, wan: Wan, far: S
         assert job.encode() in watcher.stdout.readline()
         wan.set(up=0)
         go.touch()
-        wait_until(lambda: (work / "out").exists(), "the job ends in the dark", 30)
+        wait_until((work / "out").exists, "the job ends in the dark", 30)
         dark = laptop.run("status", job, "--json", within_s=60)
         assert dark.status == 3, dark
         assert dark.json["jobs"][0]["reachable"] is False
