@@ -44,7 +44,7 @@ STEP = "extract"
 SAMPLE_BAR = "Extracting hidden states"
 KILL_AT = 0.45
 """Share of the samples at which the worker is killed."""
-POLL_S = 1.0
+POLL_S = 1.5
 RUN_S = 600.0
 """Longest wait in s for a stretch of the job: a slow or busy machine gets its time."""
 INTERRUPTED = 130
