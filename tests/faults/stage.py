@@ -158,10 +158,14 @@ class Stage:
 
     @contextlib.contextmanager
     def waiting(self, *arguments: object) -> Iterator[Controller]:
-        """`orch wait JOB` running beside the test, once its agent answers."""
+        """`orch wait JOB` running beside the test, once its agent has answered the first look."""
+        before = set(agents(self.root))
         with self.laptop.started("wait", self.the_job().id, *arguments) as process:
             controller = Controller(process)
-            self.agent()
+            wait_until(
+                lambda: any(writes(pid) >= 2 for pid in set(agents(self.root)) - before),
+                "a new agent has said hello and answered a look",
+            )
             yield controller
 
     # ------------------------------------------------------------------------------------------------ at the end
@@ -228,6 +232,15 @@ class Controller:
         answer = Answer(argv, self.process.poll() or 0, self._out.decode(), self._err.decode())
         assert not self._reader.is_alive(), f"still running after {within_s:g} s: {argv}"
         return answer
+
+
+def writes(pid: int) -> int:
+    """How many times a process has written; an agent writes once per answer, its hello included."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/io").read_text().splitlines():
+            if line.startswith("syscw:"):
+                return int(line.split()[1])
+    return 0
 
 
 def is_zombie(pid: int) -> bool:
