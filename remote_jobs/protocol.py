@@ -301,6 +301,7 @@ class StepSpec:
     needs: List[str] = field(default_factory=list)
     gpus: int = 0
     env: Dict[str, str] = field(default_factory=dict)
+    exports: Dict[str, str] = field(default_factory=dict)  # limits raised by the preflight; `env` wins over them
     secrets: List[str] = field(default_factory=list)  # names only; values travel apart
     retry: Dict[str, Any] = field(default_factory=dict)  # attempts, and one block per failure class
     done: Optional[Dict[str, Any]] = None  # {count: glob, equals|at_least: n}

@@ -206,6 +206,9 @@ def _preflight(session: Session, prepared: Prepared) -> None:
 
     answer = run_checks(session, prepared, deep=False)
     failed = [check for check in answer["checks"] if check.get("verdict") == "fail"]
+    raised = {check["step"]: check["exports"] for check in answer["checks"] if check.get("exports")}
+    for step in prepared.spec["steps"]:
+        step["exports"] = raised.get(step["name"], {})
     for check in answer["checks"]:
         if check.get("verdict") == "warn":
             session.say(f"orch: {check.get('step') or prepared.host}: {check['name']}: {check['found']}")

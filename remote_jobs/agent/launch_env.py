@@ -14,14 +14,17 @@ from remote_jobs.agent.jobdir import JobDir, Layout
 _LOAD_TIMERS: Mapping[str, str] = {
     "VLLM_ENGINE_READY_TIMEOUT_S": "7200",
     "VLLM_RPC_TIMEOUT": "600000",
-    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3600",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "7200",
 }
 _LOADERS = frozenset({"serve", "extract", "train", "evaluate"})
 
 
 def timer_exports(step: protocol.StepSpec) -> Dict[str, str]:
-    """Timer variables of a step that loads a model; the plan's own `env:` wins over them."""
-    return dict(_LOAD_TIMERS) if step.uses in _LOADERS else {}
+    """Timer variables of a step that loads a model: generous ones, or those that the preflight reckoned.
+
+    The plan's own `env:` wins over them.
+    """
+    return {**(_LOAD_TIMERS if step.uses in _LOADERS else {}), **step.exports}
 
 
 def overlay_env(

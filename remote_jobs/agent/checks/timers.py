@@ -22,7 +22,8 @@ MARGIN = 3.0
 """A shared disk is often three times slower than the few megabytes just measured."""
 STARTUP_S = 120.0
 """Imports, profiling, compilation and graph capture of a first start: 30 to 134 s on H200."""
-LEAST_EXPORT_S = 1800
+LEAST_EXPORT_S = 7200
+"""What a launch exports at least (see launch_env.py); more when the load is predicted to take longer."""
 PROBE_BYTES = 4 * 1024 * 1024
 PROBE_SHARDS = 2
 SLOWEST_BYTES_PER_S = 1e6
