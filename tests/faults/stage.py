@@ -158,13 +158,13 @@ class Stage:
 
     @contextlib.contextmanager
     def waiting(self, *arguments: object) -> Iterator[Controller]:
-        """`orch wait JOB` running beside the test, once its agent has answered the first look."""
+        """`orch wait JOB` running beside the test, once an answer has reached it."""
         before = set(agents(self.root))
         with self.laptop.started("wait", self.the_job().id, *arguments) as process:
             controller = Controller(process)
             wait_until(
-                lambda: any(writes(pid) >= 2 for pid in set(agents(self.root)) - before),
-                "a new agent has said hello and answered a look",
+                lambda: any(writes(pid) >= 3 for pid in set(agents(self.root)) - before),
+                "a new agent has said hello and answered two looks: the first answer has arrived",
             )
             yield controller
 
