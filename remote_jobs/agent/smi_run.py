@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import Dict, Iterable, List, Optional, Sequence
+from typing import IO, Dict, Iterable, List, Optional, Sequence
 
 TIMEOUT_S = 15.0
 """A healthy 8-GPU box without persistence mode answers in 2 to 6 s."""
@@ -79,7 +79,7 @@ def run_smi(arguments: Sequence[str] = ("-q", "-x"), timeout_s: float = TIMEOUT_
     return text if status == 0 and text.strip() else text + "\n" + errors
 
 
-def _content(file: "tempfile._TemporaryFileWrapper[bytes]") -> str:  # type: ignore[name-defined]
+def _content(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read(_MAX_BYTES).decode("utf-8", "replace")
 

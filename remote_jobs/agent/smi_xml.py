@@ -8,7 +8,7 @@ a missing or unreadable value is None. Pure, stdlib, Python 3.8.
 from __future__ import annotations
 
 import re
-from typing import Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 from xml.etree import ElementTree as ET
 
 from remote_jobs.agent.gpu_model import VGPU_NAME, Gpu, GpuProcess, MigDevice, SmiReading
@@ -52,7 +52,7 @@ def read_xml(text: str) -> SmiReading:
     document = _CONTROL.sub("", document)
     document = _FREE_TEXT.sub(lambda m: m.group(1) + _escape(m.group(3)) + m.group(4), document)
     document = _BARE_AMPERSAND.sub("&amp;", document)
-    parser = ET.XMLPullParser(("start", "end"))
+    parser: Any = ET.XMLPullParser(("start", "end"))  # its stubs differ between type checkers' releases
     root: Optional[ET.Element] = None
     closed = False
     ended: List[ET.Element] = []
