@@ -107,6 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BaseException as error:
         return _report(error, as_json=as_json)
+    if result == INTERRUPTED:
+        # Typer turns Ctrl-C into this exit status without a word.
+        return _report(KeyboardInterrupt(), as_json=as_json)
     return result if isinstance(result, int) else 0
 
 
@@ -147,7 +150,7 @@ def _print(error: object, *, as_json: bool, code: str | None = None) -> None:
     from orchestrator.core.errors import OrchError
     from orchestrator.ui.console import document, error_lines, say_lines
 
-    assert isinstance(error, OrchError)  # noqa: S101 - our own bug otherwise
+    assert isinstance(error, OrchError)
     if as_json:
         body = error.to_json()
         if code:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import os
 import re
@@ -14,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.cli.main import main
 from tests.sshd.server import Sshd
 from tests.support.jobdir import JobDir, agents, kill
-from tests.support.laptop import ORCH, Laptop
+from tests.support.laptop import ORCH, Answer, Laptop
 from tests.support.waiting import wait_until
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -36,6 +39,30 @@ class Host:
     def another_laptop(self, name: str) -> Laptop:
         return Laptop(self.folder / name, {"box": self.sshd.inventory_entry(root=str(self.root))})
 
+    def quick(self, *arguments: object, expect: int | None = None) -> Answer:
+        """`orch ARGUMENTS` in this process: the same program without the half second that its imports take."""
+        streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace", write_through=True) for _ in "oe"]
+        before, folder = dict(os.environ), Path.cwd()
+        os.environ.clear()
+        os.environ.update(self.laptop.environment)
+        os.chdir(self.laptop.folder)
+        try:
+            with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+                status = main([str(item) for item in arguments])
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+            os.chdir(folder)
+        out, err = (stream.buffer.getvalue().decode("utf-8", "replace") for stream in streams)  # type: ignore[attr-defined]
+        answer = Answer(["orch", *map(str, arguments)], status, out, err)
+        assert expect is None or status == expect, f"expected exit status {expect}: {answer}"
+        return answer
+
+    def status(self, job: str) -> dict[str, Any]:
+        """The job's object of `orch status JOB --json`."""
+        [found] = self.quick("status", job, "--json", expect=0).json["jobs"]
+        return dict(found)
+
     def plan(self, *steps: dict[str, Any], **top: Any) -> tuple[Path, Path]:
         """A plan with its own work folder: (plan, folder)."""
         self._number += 1
@@ -47,7 +74,11 @@ class Host:
     def launch(self, run: str, *arguments: object, **step: Any) -> tuple[str, Path]:
         """Launch one step: (job id, work folder)."""
         plan, work = self.plan({"name": "work", "run": run, "retry": {"attempts": 1}, **step})
-        return self.laptop.launch(plan, *arguments), work
+        return self.start(plan, *arguments), work
+
+    def start(self, plan: Path, *arguments: object) -> str:
+        """Launch without preflight: the job's id."""
+        return self.quick("launch", plan, "--no-preflight", *arguments, expect=0).out.strip()
 
     def job(self, job: str) -> JobDir:
         return JobDir(self.root, job)
@@ -118,40 +149,40 @@ def test_launch_prints_the_id_alone_and_freezes_its_json(host: Host) -> None:
     plan, _ = host.plan({"name": "work", "run": "true"})
     answer = host.laptop.run("launch", plan, "--no-preflight", expect=0)
     assert re.fullmatch(r"job\d+-\d{8}-[0-9a-z]{6}\n", answer.out)
-    document = host.laptop.run("launch", plan, "--no-preflight", "--json", expect=0).json
+    document = host.quick("launch", plan, "--no-preflight", "--json", expect=0).json
     frozen("launch", normal(document, host.folder))
 
 
 def test_a_job_from_launch_to_history_with_frozen_documents(host: Host) -> None:
     job, _ = host.launch(f"{BAR}; echo RuntimeError: boom >&2; exit 3")
-    waited = host.laptop.run("wait", job, "--json")
+    waited = host.quick("wait", job, "--json")
     assert waited.status == 1
     frozen("wait", normal(waited.json, host.folder))
-    status = host.laptop.run("status", job, "--json", expect=0).json
+    status = host.quick("status", job, "--json", expect=0).json
     frozen("status", normal(status, host.folder))
-    why = host.laptop.run("why", job, "--json", expect=0).json
+    why = host.quick("why", job, "--json", expect=0).json
     assert {"schema", "job", "step", "attempt", "verdict", "exit_status", "evidence", "changed_next", "incident"} <= set(why)
     assert (why["step"], why["attempt"], why["exit_status"]) == ("work", 1, 3)
     frozen("why", sorted(why))
-    history = host.laptop.run("history", "--json", expect=0).json
+    history = host.quick("history", "--json", expect=0).json
     [entry] = [item for item in history["jobs"] if item["id"] == job]
     frozen("history", normal({**entry, "run": None}, host.folder))
-    text = host.laptop.run("status", job, expect=0).out
+    text = host.quick("status", job, expect=0).out
     assert text.startswith(f"{job}  failed  on box")
     assert "exit 3" in text
-    assert "exit 3" in host.laptop.run("why", job, expect=0).out
+    assert "exit 3" in host.quick("why", job, expect=0).out
 
 
 def test_abbreviations_ambiguity_and_nearest(host: Host) -> None:
     plan, _ = host.plan({"name": "work", "run": "true"})
-    one, two = host.laptop.launch(plan), host.laptop.launch(plan, "--new")
+    one, two = host.start(plan), host.start(plan, "--new")
     common = os.path.commonprefix([one, two])
-    answer = host.laptop.run("wait", common)
+    answer = host.quick("wait", common)
     assert answer.status == 2
     assert one in answer.err
     assert two in answer.err
-    assert host.laptop.run("wait", one[: len(common) + 1], expect=0).out == f"{one} succeeded\n"
-    answer = host.laptop.run("wait", one[:-1] + "?", "--json")
+    assert host.quick("wait", one[: len(common) + 1], expect=0).out == f"{one} succeeded\n"
+    answer = host.quick("wait", one[:-1] + "?", "--json")
     assert answer.status == 2
     assert answer.json["error"]["code"] == "no_job"
     assert one[:-6] in answer.json["error"]["hint"]
@@ -159,7 +190,7 @@ def test_abbreviations_ambiguity_and_nearest(host: Host) -> None:
 
 def test_an_empty_ledger_finds_the_jobs_again(host: Host) -> None:
     job, _ = host.launch("true")
-    host.laptop.run("wait", job, expect=0)
+    host.quick("wait", job, expect=0)
     stranger = host.another_laptop("stranger")
     assert job in {item["id"] for item in stranger.run("status", "--json", expect=0).json["jobs"]}
     assert stranger.run("wait", job, expect=0).out == f"{job} succeeded\n"
@@ -167,12 +198,12 @@ def test_an_empty_ledger_finds_the_jobs_again(host: Host) -> None:
 
 def test_wait_times_out_with_124_and_the_job_goes_on(host: Host) -> None:
     job, work = host.launch(GO)
-    answer = host.laptop.run("wait", job, "--timeout", "0.5")
+    answer = host.quick("wait", job, "--timeout", "0.5")
     assert answer.status == 124
     assert "the job goes on" in answer.err
-    assert host.laptop.status(job)["state"] == "running"
+    assert host.status(job)["state"] == "running"
     (work / "go").touch()
-    assert host.laptop.run("wait", job, "--timeout", "1m", expect=0).out == f"{job} succeeded\n"
+    assert host.quick("wait", job, "--timeout", "1m", expect=0).out == f"{job} succeeded\n"
 
 
 def test_watch_in_a_pipe_prints_dated_lines_and_exits_as_the_job_did(host: Host) -> None:
@@ -217,31 +248,31 @@ def test_ctrl_c_in_watch_is_130_and_leaves_the_job(host: Host) -> None:
         _, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert "jobs on hosts go on" in err.decode()
-    assert host.laptop.status(job)["state"] == "running"
+    assert host.status(job)["state"] == "running"
     (work / "go").touch()
-    host.laptop.run("wait", job, expect=0)
+    host.quick("wait", job, expect=0)
 
 
 def test_stop_is_final_until_retry(host: Host) -> None:
     job, work = host.launch(GO)
     host.job(job).wait_for_kind("attempt_started")
-    document = host.laptop.run("stop", job, "--wait", "--json", expect=0).json
+    document = host.quick("stop", job, "--wait", "--json", expect=0).json
     frozen("stop", normal(document, host.folder))
-    assert host.laptop.run("wait", job).status == 1
-    assert host.laptop.run("stop", job, expect=0).out == f"{job} stopped\n"
+    assert host.quick("wait", job).status == 1
+    assert host.quick("stop", job, expect=0).out == f"{job} stopped\n"
     (work / "go").touch()
-    document = host.laptop.run("retry", job, "--json", expect=0).json
+    document = host.quick("retry", job, "--json", expect=0).json
     assert document["acknowledged"] is True
     frozen("retry", normal({**document, "state": "<state>"}, host.folder))
-    host.laptop.run("wait", job, expect=0)
-    again = host.laptop.run("retry", job)
+    host.quick("wait", job, expect=0)
+    again = host.quick("retry", job)
     assert again.status == 3
     assert "nothing to retry" in again.err
 
 
 def test_a_wrong_set_of_retry_reaches_no_host(host: Host) -> None:
     job, _ = host.launch("exit 1")
-    host.laptop.run("wait", job)
+    host.quick("wait", job)
     for option, words in (
         ("nostep.with.x=1", "no step is called 'nostep'"),
         ("work=1", "the path ends at the step"),
@@ -249,7 +280,7 @@ def test_a_wrong_set_of_retry_reaches_no_host(host: Host) -> None:
         ("work.env.X", "no '='"),
         ("work.env.X=[1", "cannot be read"),
     ):
-        answer = host.laptop.run("retry", job, "--set", option)
+        answer = host.quick("retry", job, "--set", option)
         assert answer.status == 2
         assert words in answer.err
     assert "reopened" not in host.job(job).kinds()
@@ -257,9 +288,9 @@ def test_a_wrong_set_of_retry_reaches_no_host(host: Host) -> None:
 
 def test_retry_with_set_changes_the_step(host: Host) -> None:
     job, _ = host.launch('test "$HELLO" = there')
-    assert host.laptop.run("wait", job).status == 1
-    host.laptop.run("retry", job, "--set", "work.env.HELLO=there", expect=0)
-    host.laptop.run("wait", job, expect=0)
+    assert host.quick("wait", job).status == 1
+    host.quick("retry", job, "--set", "work.env.HELLO=there", expect=0)
+    host.quick("wait", job, expect=0)
 
 
 # ------------------------------------------------------------------------------------------------------------- logs
@@ -267,7 +298,7 @@ def test_retry_with_set_changes_the_step(host: Host) -> None:
 
 def test_logs_are_the_very_bytes_in_a_pipe(host: Host) -> None:
     job, _ = host.launch(r"printf 'one\r two\033[31m\n\377\000\nthree'")
-    host.laptop.run("wait", job, expect=0)
+    host.quick("wait", job, expect=0)
     done = subprocess.run([ORCH, "logs", job], capture_output=True, env=host.laptop.environment, check=True)
     assert done.stdout == b"one\r two\x1b[31m\n\xff\x00\nthree"
     done = subprocess.run([ORCH, "logs", job, "--tail", "2"], capture_output=True, env=host.laptop.environment, check=True)
@@ -280,7 +311,7 @@ def test_logs_follow_through_the_attempts(host: Host) -> None:
     plan, work = host.plan(
         {"name": "work", "run": f"echo try $ORCH_ATTEMPT; [ -e go ] && exit 0; {GO}; kill -9 $$", "retry": {"attempts": 2}}
     )
-    job = host.laptop.launch(plan)
+    job = host.start(plan)
     with host.laptop.started("logs", job, "-f") as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith(b"try")
@@ -291,24 +322,24 @@ def test_logs_follow_through_the_attempts(host: Host) -> None:
     assert b"now step work, attempt 2" in err
     for number in (1, 2):
         log = host.job(job).log(1, "work", number).read_bytes()
-        assert host.laptop.run("logs", job, "--attempt", number, expect=0).out == log.decode()
+        assert host.quick("logs", job, "--attempt", number, expect=0).out == log.decode()
 
 
 def test_logs_of_what_is_not_there(host: Host) -> None:
     plan, work = host.plan({"name": "first", "run": GO}, {"name": "second", "run": "true", "needs": ["first"]})
-    job = host.laptop.launch(plan)
+    job = host.start(plan)
     host.job(job).wait_for_kind("attempt_started")
     for arguments, words in (
         (["--step", "third"], "no step 'third'"),
         (["--step", "second"], "was not started"),
         (["--attempt", "7"], "no attempt 7: it had 1"),
     ):
-        answer = host.laptop.run("logs", job, *arguments)
+        answer = host.quick("logs", job, *arguments)
         assert answer.status == 2
         assert words in answer.err
     (work / "go").touch()
-    host.laptop.run("wait", job, expect=0)
-    answer = host.laptop.run("logs", job, expect=0)
+    host.quick("wait", job, expect=0)
+    answer = host.quick("logs", job, expect=0)
     assert "log of step" in answer.err
 
 
@@ -321,16 +352,16 @@ def test_fetch_brings_verifies_skips_and_resumes(host: Host, tmp_path: Path) -> 
         "ln -s /etc/passwd out/link; ln -s / out/all; touch -d 2020-01-02T03:04:05Z out/deep/a.json",
         output="out",
     )
-    host.laptop.run("wait", job, expect=0)
+    host.quick("wait", job, expect=0)
     dest = tmp_path / "dest"
-    document = host.laptop.run("fetch", job, dest, "--json", expect=0).json
+    document = host.quick("fetch", job, dest, "--json", expect=0).json
     frozen("fetch", normal({**document, "dest": "<dest>"}, host.folder))
     big = dest / "out" / "big.bin"
     assert big.read_bytes() == (work / "out" / "big.bin").read_bytes()
     assert (dest / "out" / "deep" / "a.json").stat().st_mtime == (work / "out" / "deep" / "a.json").stat().st_mtime
     assert not (dest / "out" / "link").exists()
     assert [path for path in dest.rglob("*") if path.name.endswith(".part")] == []
-    again = host.laptop.run("fetch", job, dest, "--json", expect=0).json
+    again = host.quick("fetch", job, dest, "--json", expect=0).json
     assert again["fetched"] == []
     assert len(again["unchanged"]) == 2
     # A copy that broke off: its first bytes stay, the rest follows, and the hash is checked over the whole.
@@ -339,34 +370,34 @@ def test_fetch_brings_verifies_skips_and_resumes(host: Host, tmp_path: Path) -> 
         file.truncate(1_500_000)
     before = host.sshd.log.stat().st_size
     assert before
-    fetched = host.laptop.run("fetch", job, dest, "--json", expect=0).json["fetched"]
+    fetched = host.quick("fetch", job, dest, "--json", expect=0).json["fetched"]
     assert [item["path"] for item in fetched] == ["out/big.bin"]
     assert hashlib.sha256(big.read_bytes()).hexdigest() == fetched[0]["sha256"]
     # A wrong partial file is noticed by the hash and fetched anew.
     big.unlink()
     big.with_name("big.bin.part").write_bytes(b"y" * 1000)
-    host.laptop.run("fetch", job, dest, expect=0)
+    host.quick("fetch", job, dest, expect=0)
     assert big.read_bytes() == (work / "out" / "big.bin").read_bytes()
 
 
 def test_fetch_logs_and_globs(host: Host, tmp_path: Path) -> None:
     job, _ = host.launch("mkdir -p out; echo a > out/a.txt; echo b > out/b.json; echo said", output="out")
-    host.laptop.run("wait", job, expect=0)
-    host.laptop.run("fetch", job, tmp_path / "logs", "--what", "logs", expect=0)
+    host.quick("wait", job, expect=0)
+    host.quick("fetch", job, tmp_path / "logs", "--what", "logs", expect=0)
     assert (tmp_path / "logs/orch-job/steps/1-work/attempts/1/log").read_bytes() == b"said\n"
     assert (tmp_path / "logs/orch-job/spec.json").exists()
-    host.laptop.run("fetch", job, tmp_path / "some", "--include", "*.json", expect=0)
+    host.quick("fetch", job, tmp_path / "some", "--include", "*.json", expect=0)
     assert sorted(path.name for path in (tmp_path / "some").rglob("*") if path.is_file()) == ["b.json"]
 
 
 def test_fetch_never_writes_through_a_link_in_dest(host: Host, tmp_path: Path) -> None:
     job, _ = host.launch("mkdir -p out; echo new > out/file", output="out")
-    host.laptop.run("wait", job, expect=0)
+    host.quick("wait", job, expect=0)
     outside = tmp_path / "outside"
     outside.mkdir()
     (tmp_path / "dest").mkdir()
     (tmp_path / "dest" / "out").symlink_to(outside)
-    answer = host.laptop.run("fetch", job, tmp_path / "dest")
+    answer = host.quick("fetch", job, tmp_path / "dest")
     assert answer.status == 1
     assert "links are not followed" in answer.err
     assert list(outside.iterdir()) == []
@@ -376,11 +407,11 @@ def test_fetch_never_writes_through_a_link_in_dest(host: Host, tmp_path: Path) -
 
 
 def test_hosts_check_freezes_its_shape(host: Host) -> None:
-    document = host.laptop.run("hosts", "check", "box", "--json").json
+    document = host.quick("hosts", "check", "box", "--json").json
     [entry] = document["hosts"]
     assert entry["reachable"] is True
     frozen("hosts_check", shape({**entry, "facts": sorted(entry["facts"]), "accepted_key": None}))
-    text = host.laptop.run("hosts", "check").out
+    text = host.quick("hosts", "check").out
     for name in ("system", "python", "gpus", "root", "memory", "logout", "clock"):
         assert re.search(rf"^  (ok|warn|fail)\s+{name}\s", text, re.MULTILINE), text
 
@@ -391,11 +422,11 @@ def test_files_go_up_once_and_are_verified(host: Host) -> None:
     (host.laptop.folder / "run.sh").write_text("#!/bin/sh\nsha256sum < $ORCH_FILES/payload.bin\n")
     (host.laptop.folder / "run.sh").chmod(0o755)
     plan, _ = host.plan({"name": "work", "run": "run.sh", "files": ["payload.bin", "run.sh"]})
-    job = host.laptop.launch(plan)
-    host.laptop.run("wait", job, expect=0)
-    assert hashlib.sha256(data).hexdigest() in host.laptop.run("logs", job, expect=0).out
+    job = host.start(plan)
+    host.quick("wait", job, expect=0)
+    assert hashlib.sha256(data).hexdigest() in host.quick("logs", job, expect=0).out
     blobs = {path.name: path.stat().st_mtime_ns for path in (host.root / "blobs").iterdir()}
-    host.laptop.launch(plan)
+    host.start(plan)
     assert {path.name: path.stat().st_mtime_ns for path in (host.root / "blobs").iterdir()} == blobs
 
 
@@ -405,15 +436,15 @@ def test_secrets_reach_the_process_and_nothing_else(host: Host) -> None:
         plan, _ = host.plan(
             {"name": "work", "run": 'test -n "$HF_TOKEN" && echo ${#HF_TOKEN}', "env": {"HF_TOKEN": {"env": "MY_TOKEN"}}}
         )
-        job = host.laptop.launch(plan)
+        job = host.start(plan)
     finally:
         del host.laptop.environment["MY_TOKEN"]
-    host.laptop.run("wait", job, expect=0)
-    assert host.laptop.run("logs", job, expect=0).out == "18\n"
+    host.quick("wait", job, expect=0)
+    assert host.quick("logs", job, expect=0).out == "18\n"
     for path in (host.root / "jobs" / job).rglob("*"):
         if path.is_file():
             assert b"s3cr3t-of-the-test" not in path.read_bytes(), path
-    answer = host.laptop.run("launch", plan, "--no-preflight", "--json")
+    answer = host.quick("launch", plan, "--no-preflight", "--json")
     assert answer.status == 2
     assert answer.json["error"]["code"] == "missing_secret"
 
@@ -443,20 +474,20 @@ def test_init_writes_what_runs_and_never_overwrites(host: Host, tmp_path: Path) 
 def test_an_unreachable_host_is_3_with_what_was_known(host: Host, tmp_path: Path) -> None:
     job, work = host.launch(GO)
     laptop = host.laptop
-    laptop.status(job)
+    host.status(job)
     entry = host.sshd.inventory_entry(root=str(host.root))
     inventory = laptop.inventory.read_text()
     try:
         laptop.write_inventory({"box": {**entry, "ssh": "nobody@127.0.0.1:9"}})
-        answer = laptop.run("status", job, "--json", expect=3)
+        answer = host.quick("status", job, "--json", expect=3)
         [seen] = answer.json["jobs"]
         assert (seen["state"], seen["reachable"]) == ("running", False)
         assert seen["age_s"] >= 0
         [told] = answer.json["hosts"]
         assert told["error"]["code"] == "unreachable"
-        text = laptop.run("status", job, expect=3)
+        text = host.quick("status", job, expect=3)
         assert "host unreachable, last seen" in text.out
-        assert laptop.run("wait", job, "--json", expect=3).json["error"]["code"] == "unreachable"
+        assert host.quick("wait", job, "--json", expect=3).json["error"]["code"] == "unreachable"
     finally:
         laptop.inventory.write_text(inventory)
         (work / "go").touch()
@@ -466,7 +497,7 @@ def test_an_unreachable_host_is_3_with_what_was_known(host: Host, tmp_path: Path
 def test_text_off_a_terminal_is_never_shortened(host: Host) -> None:
     long = "x" * 3000
     job, _ = host.launch(f"echo RuntimeError: {long} >&2; exit 1")
-    host.laptop.run("wait", job)
+    host.quick("wait", job)
     narrow = {**host.laptop.environment, "COLUMNS": "40"}
     for arguments in (["status", job], ["why", job], ["history"], ["watch", job]):
         done = subprocess.run([ORCH, *arguments], capture_output=True, text=True, env=narrow, check=False)
