@@ -18,6 +18,9 @@ SECTIONS: dict[str, str] = {
     "know": "bench.knowing",
     "watch": "bench.watching",
     "preflight": "bench.preflight",
+    "logs": "bench.logs",
+    "eta": "bench.eta",
+    "fuzz": "bench.fuzz_logs",
 }
 """Section -> module with ``run(report)``, in the order in which they run."""
 

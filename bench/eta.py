@@ -1,6 +1,6 @@
 """How good are our forecasts against tqdm's own remaining time? Prints medians for real and generated loads apart.
 
-    python bench/eta.py [--seeds 40] [--json]
+    python -m bench.eta [--seeds 40] [--json]
 
 Real loads: the bars of committed logs that ran to their end (tests/data/logs). Generated ones: fixed seeds, six kinds
 (constant, accelerating, burst from the page cache, stall, NFS jitter, slow first item), each also as a repeated load
@@ -16,8 +16,7 @@ import statistics
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from bench.report import Report, Row
 from remote_jobs.logs import eta
 from remote_jobs.logs.bars import BarTracker
 from remote_jobs.logs.reader import iter_updates
@@ -109,26 +108,22 @@ def summary(name, errors):
             "ratio": round(ours / theirs, 2) if theirs else None, "within_range": round(within, 2)}
 
 
-def main() -> int:
-    """Run all loads, print one line each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=40)
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+def measure(seeds: int) -> list[dict[str, object]]:
+    """One row per kind of load, real ones first."""
     rows = []
     real = []
     for _name, _label, updates in real_loads():
         samples = [(float(u.elapsed_s), u.done) for u in updates]
         printed = [u.remaining_s for u in updates]
-        real += judge(samples, printed, float(updates[-1].elapsed_s), updates[-1].total, printed_rates=[u.s_per_item for u in updates])
-    if real:
-        rows.append(summary("real", real))
+        rates = [u.s_per_item for u in updates]
+        real += judge(samples, printed, float(updates[-1].elapsed_s), updates[-1].total, printed_rates=rates)
+    rows.append(summary("real", real))
     every: list = []
     every_known: list = []
     for kind in KINDS:
         cold = []
         known = []
-        for seed in range(args.seeds):
+        for seed in range(seeds):
             took = generate(kind, seed)
             samples, printed, exact = as_printed(took)
             cold += judge(samples, printed, sum(took), len(took), exact=exact)
@@ -141,8 +136,26 @@ def main() -> int:
         every_known += known
     rows.append(summary("generated, all", every))
     rows.append(summary("generated, all, with history", every_known))
-    if real:
-        rows.append(summary("real and generated", real + every))
+    rows.append(summary("real and generated", real + every))
+    return rows
+
+
+def run(report: Report) -> None:
+    """The section of `make bench`: our median error as a share of tqdm's, at most half."""
+    for row in measure(40):
+        limited = row["loads"] in {"real", "generated, all", "real and generated"}
+        ratio = row["ratio"]
+        if ratio is not None:
+            report.add(Row("eta", f"{row['loads']}: error / tqdm's", "", [float(str(ratio))], limit=0.5 if limited else None))
+
+
+def main() -> int:
+    """Run all loads, print one line each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=40)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    rows = measure(args.seeds)
     if args.json:
         print(json.dumps(rows))
     else:

@@ -1,6 +1,6 @@
 """How fast is `explain`, and in how much memory? 100 MB of ordinary lines, of bar updates, and of error lines.
 
-    python bench/logs.py [--mb 100] [--python /path/to/python3.8]
+    python -m bench.logs [--mb 100] [--python /path/to/python3.8]
 
 Targets: ordinary lines 20 MB/s, pure bar updates 5 MB/s, memory under 60 MB, each on one core.
 """
@@ -10,11 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from bench.report import Report, Row
 
 ROOT = Path(__file__).resolve().parents[1]
 CHILD = """
@@ -62,29 +65,63 @@ def errors() -> Iterator[bytes]:
         )
 
 
-KINDS = {"ordinary lines": (ordinary, 20.0), "bar updates": (bars, 5.0), "error lines": (errors, None)}
+def varied() -> Iterator[bytes]:
+    """Lines of which no two are alike: paths, words and hashes at random."""
+    rng = random.Random(4)
+    words = ["loading", "tokens", "model", "layer", "cache", "batch", "router", "expert", "draft", "verify", "sample", "row", "vector", "weight", "shard"]
+    while True:
+        yield b"2026-05-09 01:08:20,139 - %s.%s - INFO - %s\n" % (
+            rng.choice(words).encode(),
+            rng.choice(words).encode(),
+            " ".join(rng.choices(words, k=rng.randrange(6, 16))).encode() + b" %x" % rng.getrandbits(64),
+        )
 
 
-def main() -> int:
-    """Write each kind to a temporary file, read it in a child, print speed and memory."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mb", type=int, default=100)
-    parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    rows = []
+KINDS = {
+    "ordinary lines": (ordinary, 20.0),
+    "varied lines": (varied, 20.0),
+    "bar updates": (bars, 5.0),
+    "error lines": (errors, None),
+}
+MEMORY_MIB = 60.0
+
+
+def measure(size_mb: int, python: str = sys.executable) -> list[dict[str, object]]:
+    """Write each kind to a temporary file, read it in a child; speed in CPU seconds, memory as its peak RSS."""
+    rows: list[dict[str, object]] = []
     for name, (make, target) in KINDS.items():
         with tempfile.NamedTemporaryFile(suffix=".log", delete=False) as out:
             pieces = make()
             size = 0
-            while size < args.mb << 20:
+            while size < size_mb << 20:
                 size += out.write(b"".join(next(pieces) for _ in range(1000)))
         try:
-            done = subprocess.run([args.python, "-c", CHILD, str(ROOT), out.name], capture_output=True, text=True, check=True)
+            done = subprocess.run([python, "-c", CHILD, str(ROOT), out.name], capture_output=True, text=True, check=True)
         finally:
             os.unlink(out.name)
         cpu_s, rss_mib = json.loads(done.stdout)
-        rows.append({"log": name, "mb": size >> 20, "mb_per_s": round(size / 2**20 / cpu_s, 1), "target_mb_per_s": target, "rss_mib": round(rss_mib, 1)})
+        speed = round(size / 2**20 / cpu_s, 1)
+        rows.append({"log": name, "mb": size >> 20, "mb_per_s": speed, "target_mb_per_s": target, "rss_mib": round(rss_mib, 1)})
+    return rows
+
+
+def run(report: Report) -> None:
+    """The section of `make bench`."""
+    for row in measure(100):
+        target = row["target_mb_per_s"]
+        limit = None if target is None else float(str(target))
+        report.add(Row("logs", f"explain, 100 MB of {row['log']}", "MB/s", [float(str(row["mb_per_s"]))], limit=limit, at_least=True))
+        report.add(Row("logs", f"memory, {row['log']}", "MiB", [float(str(row["rss_mib"]))], limit=MEMORY_MIB))
+
+
+def main() -> int:
+    """Print one line per kind."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mb", type=int, default=100)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    rows = measure(args.mb, args.python)
     if args.json:
         print(json.dumps(rows))
     else:

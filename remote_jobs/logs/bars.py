@@ -156,9 +156,23 @@ def _without_total(left: bytes) -> Optional[_Left]:
     return None if done is None else _Left(left[: count.start("done")], done, None, None)
 
 
+_LAST_PREFIX = re.compile(r".*\([A-Za-z_]\w* pid=\d+[^)]{0,40}\) ?", re.DOTALL)
+_KNOWN_LABEL = re.compile(
+    r"(?:Multi-thread loading|Loading \w+ checkpoint|Loading checkpoint) (?:\w+ checkpoint )?shards(?: \(eager\))?$|Loading weights$"
+    r"|Capturing [\w/ ]*CUDA graphs?(?: \([^)]*\))?$|(?:Processed|Rendering) prompts$|Generating responses$|Training Progress$"
+)
+
+
 def _label(raw: bytes) -> str:
+    """Label of a bar: no prefix, and none of another writer's text that is glued before it."""
     text = raw.decode("utf-8", "replace")
-    return text[read_prefix(text).size :].strip(" \t|").rstrip(":").rstrip()[-200:]
+    text = text[read_prefix(text).size :]
+    glued = _LAST_PREFIX.match(text[-2000:])
+    if glued is not None:
+        text = text[-2000:][glued.end() :]
+    text = text.strip(" \t|").rstrip(":").rstrip()[-200:]
+    known = _KNOWN_LABEL.search(text)
+    return text if known is None else known.group()
 
 
 class WriterCache:

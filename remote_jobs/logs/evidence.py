@@ -24,13 +24,13 @@ STALE_ACTIVITY = 12 * WORK
 """So much healthy work behind an error shows that the program got over it."""
 
 TRIGGERS = (
-    b"error", b"exception", b"fail", b"traceback", b"fault", b"fatal", b"kill", b"sig", b"abort", b"of memory",
-    b"no space", b"denied", b"refused", b"timed out", b"timeout", b"cannot", b"could", b"n't", b"unable", b"invalid",
-    b"xid", b"no such", b"unrecognized", b"cancel", b"quota", b"interrupt", b"terminat", b"died", b"mismatch", b"supported",
-    b"assert", b"corrupt", b"nan", b"hangup", b"exit", b"in use", b"not found", b"oom", b"panic", b"complete", b"finished",
-    b"shut", b"lost", b"evicted", b"success", b"errno", b"watchdog", b"closed", b"illegal", b"off the bus", b"uncorrectable",
-    b"broken", b"crash", b"already", b"missing", b"unreachable", b"resolve", b"stopped", b"final ", b"view run", b"all done",
-    b"extracted", b"preempted", b"^c", b"duplicate", b"worker exit", b"process down", b"scale-out",
+    b"error", b"exception", b"fail", b"traceback", b"gmentation", b"segfault", b"fatal", b"kill", b"sig", b"abort",
+    b"of memory", b"no space", b"denied", b"refused", b"timed out", b"timeout", b"cannot", b"could", b"n't", b"unable",
+    b"invalid", b"nvrm", b"no such", b"unrecognized", b"cancel", b"quota", b"interrupt", b"terminat", b"died", b"assert",
+    b"nan", b"hangup", b"exit", b"in use", b"not found", b"panic", b"complete", b"finished", b"shut", b"is lost",
+    b"evicted", b"success", b"watchdog", b"closed by", b"illegal", b"fit` stopped", b"final validation", b"view run",
+    b"all done", b"extracted ", b"preempt", b"duplicate gpu", b"process down", b"scale-out", b"row remap", b"system not y",
+    b"bus err", b"floating point", b"train_runtime",
 )
 """Lower-case texts, one of which every line of interest contains; the test suite holds the table to it."""
 

@@ -155,10 +155,8 @@ class Cursor:
             at = data.find(b"\r", offset)
             self._return = len(data) if at < 0 else at
         end = min(self._newline, self._return)
-        if start == self._line_start and not self._head:
-            head = b""
-        else:
-            head = self._head or data[self._line_start : self._line_start + HEAD_BYTES]
+        # What stands before this segment in its line, wherever the stream was cut.
+        head = self._head + data[self._line_start : min(start, self._line_start + HEAD_BYTES - len(self._head))]
         segment = Segment(self._line, self._seg, start, end, head)
         if end < len(data) and data[end] == 10:
             self._line += 1

