@@ -10,11 +10,13 @@ timed to find out how many prompts that is.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -22,7 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 NUM_SHARDS = 64
 VOCAB_SIZE = 32768
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "hidden_size": 768,
@@ -93,14 +95,14 @@ HOW = [
 
 def weights() -> Iterator[tuple[str, torch.Tensor]]:
     """Names and random values of a Qwen3 checkpoint, in the order of the layers."""
-    size, wide, head = int(CONFIG["hidden_size"]), int(CONFIG["intermediate_size"]), int(CONFIG["head_dim"])
-    queries, keys = head * int(CONFIG["num_attention_heads"]), head * int(CONFIG["num_key_value_heads"])
+    size, wide, head = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
+    queries, keys = head * CONFIG["num_attention_heads"], head * CONFIG["num_key_value_heads"]
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
         return torch.empty(rows, columns).normal_(0, 0.02)
 
     yield "model.embed_tokens.weight", matrix(VOCAB_SIZE, size)
-    for layer in range(int(CONFIG["num_hidden_layers"])):
+    for layer in range(CONFIG["num_hidden_layers"]):
         at = f"model.layers.{layer}."
         yield at + "input_layernorm.weight", torch.ones(size)
         yield at + "self_attn.q_proj.weight", matrix(queries, size)
@@ -212,8 +214,9 @@ def tokens_per_second() -> float:
             left @ right
         took = time.perf_counter() - began
     flops = 4 * 2 * 256 * 2048 * 2048 / took
-    parameters = sum(tensor.numel() for name, tensor in weights() if name.startswith("model.layers.0."))
-    return EFFICIENCY * flops / (2 * parameters * int(CONFIG["num_hidden_layers"]))
+    first = itertools.takewhile(lambda named: not named[0].startswith("model.layers.1."), weights())
+    per_layer = sum(tensor.numel() for name, tensor in first if name.startswith("model.layers.0."))
+    return EFFICIENCY * flops / (2 * per_layer * CONFIG["num_hidden_layers"])
 
 
 def _write_json(path: str, record: object) -> None:
