@@ -1,19 +1,19 @@
-"""The client of one host's agent: requests with ids over one channel, answers in any order, reconnects by itself.
+"""The client of one host's agent: connects when first asked, reconnects by itself, never hangs.
 
-Threads may share a client.  Every request has a time limit that holds even when packets vanish silently.  Requests
-are idempotent by design (launch by job id, put by offset, control by key), so one that was under way when the link
-dropped is sent again after a reconnect; what the job did is never in doubt, since its truth lies on the host.
+Threads may share a client; whoever comes while it connects waits for the same connection.  Requests are idempotent by
+design (launch by job id, put by offset, control by key), so one that was under way when the link dropped is sent again
+after a reconnect; what the job did is never in doubt, since its truth lies on the host.
+
+Must not import fabric or paramiko; what opens the stream is given.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
@@ -29,155 +29,27 @@ from orchestrator.core.errors import (
     ProtocolError,
     Unreachable,
 )
-from orchestrator.hosts.errors import translate
 from orchestrator.hosts.prompt import Meeting, NoTerminal, Prompter
-from orchestrator.hosts.release import Release, build
-from orchestrator.hosts.stream import MAX_NOISE_BYTES, ByteStream, Framing, HandshakeDropped, encode
+from orchestrator.hosts.release import build
+from orchestrator.hosts.session import Session, fresh
+from orchestrator.hosts.stream import ByteStream, HandshakeDropped
 
 REQUEST_TIMEOUT_S = 30.0
-HELLO_TIMEOUT_S = 60.0
-UPLOAD_TIMEOUT_S = 300.0
-RECONNECTS = 4
-_MAX_STDERR = 16384
-
-Open = Callable[[Callable[[str, bool], str]], ByteStream]
-"""Opens a connection and starts the bootstrap on it; the argument asks a person."""
+CONNECT_TIMEOUT_S = 60.0
+"""For `hello`, which asks for nothing but the connection."""
+ATTEMPTS = 4
+"""Tries for one request when the link drops; waits between them are random and at most 3 s."""
 
 
-class _Live:
-    """One started agent: its stream, its reader thread, the requests that wait for an answer."""
+class Ask(Protocol):
+    """Puts a question to a person."""
 
-    def __init__(self, host: str, stream: ByteStream) -> None:
-        self.host, self.stream = host, stream
-        self.framing = Framing(stream.recv)
-        self.hello: dict[str, Any] = {}
-        self.error: OrchError | None = None
-        self._answers: dict[int, dict[str, Any] | None] = {}
-        self._changed = threading.Condition()
-        self._send_lock = threading.Lock()
-        self._stderr = bytearray()
-        threading.Thread(target=self._drain_stderr, daemon=True, name=f"stderr {host}").start()
-
-    # ---- starting
-
-    def handshake(self, release: Release) -> None:
-        """Read the hello, uploading the release first when it is asked for.
-
-        Raises:
-            NoPython, HostFull, HostError, ProtocolError; EOFError when the stream ends.
-        """
-        noise = 0
-        while True:
-            message = self.framing.message()
-            if isinstance(message, bytes):
-                noise += len(message) + 1
-                if noise > MAX_NOISE_BYTES:
-                    raise ProtocolError(
-                        f"{self.host}: the login prints without end and the agent never speaks",
-                        "check ~/.bashrc on the host: it must be silent without a terminal",
-                    )
-            elif "hello" in message:
-                self.hello = dict(message["hello"])
-                return
-            elif message.get("need") == "release":
-                self.stream.send(f"{len(release.archive)}\n".encode() + release.archive)
-            elif "error" in message:
-                raise self._bootstrap_error(str(message["error"]), str(message.get("seen", "")))
-
-    def _bootstrap_error(self, code: str, seen: str) -> OrchError:
-        if code == "no_python":
-            return NoPython(
-                f"{self.host}: no Python 3.8 or newer on the host ({seen.strip()})",
-                "install python3 there, or name one: `agent_python: /path/to/python3` in the inventory",
-                host=self.host,
-            )
-        if code == "disk_full":
-            return HostFull(
-                f"{self.host}: no space for orch's files on the host ({seen})", "free some, or move `root:`", host=self.host
-            )
-        return HostError(f"{self.host}: orch cannot be installed there: {seen}", "check `root:` in the inventory", host=self.host)
-
-    # ---- reading
-
-    def read_forever(self) -> None:
-        """Sort answers to whoever waits; ends with the stream."""
-        error: OrchError
-        try:
-            while True:
-                message = self.framing.message()
-                if isinstance(message, dict) and isinstance(message.get("id"), int):
-                    with self._changed:
-                        if message["id"] in self._answers:
-                            self._answers[message["id"]] = message
-                            self._changed.notify_all()
-        except EOFError:
-            found = self.stream.explain_end(self.stderr())
-            error = found if isinstance(found, OrchError) else Unreachable(f"{self.host}: the link was dropped", host=self.host)
-        except OrchError as found_error:
-            error = found_error
-        except Exception as exc:
-            error = translate(exc, self.host, "reading answers")
-        self.fail(error)
-
-    def fail(self, error: OrchError) -> None:
-        """The stream is of no use any more; every waiting request ends with ``error``."""
-        with self._changed:
-            self.error = self.error or error
-            self._changed.notify_all()
-        self.stream.close()
-
-    def ask(self, number: int, data: bytes, timeout_s: float) -> dict[str, Any]:
-        """Send a request and wait for its answer.
-
-        Raises:
-            ChannelTimeout: no answer in time; the stream is given up. HostError: the link broke.
-        """
-        with self._changed:
-            self._answers[number] = None
-        try:
-            with self._send_lock:
-                self.stream.send(data)
-        except Exception as exc:
-            self.fail(translate(exc, self.host, "sending a request"))
-        deadline = time.monotonic() + timeout_s
-        try:
-            with self._changed:
-                while self._answers[number] is None:
-                    if self.error is not None:
-                        raise type(self.error)(self.error.message, self.error.hint) if not isinstance(
-                            self.error, HostError
-                        ) else _again(self.error)
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        break
-                    self._changed.wait(min(left, 1.0))
-                answer = self._answers[number]
-        finally:
-            with self._changed:
-                self._answers.pop(number, None)
-        if answer is None:
-            error = ChannelTimeout(f"{self.host}: no answer within {timeout_s:.0f} s", host=self.host)
-            self.fail(error)
-            raise error
-        return answer
-
-    def _drain_stderr(self) -> None:
-        with contextlib.suppress(Exception):
-            while data := self.stream.recv_stderr(4096):
-                self._stderr += data
-                del self._stderr[:-_MAX_STDERR]
-
-    def stderr(self) -> str:
-        """The end of what the host wrote to stderr."""
-        return bytes(self._stderr).decode("utf-8", "replace")
+    def __call__(self, text: str, *, secret: bool) -> str:
+        """The answer; raises NoTerminal when there is nobody."""
 
 
-def _again(error: HostError) -> HostError:
-    """A fresh copy, so that several threads do not share one traceback."""
-    copy = error.__class__.__new__(error.__class__)
-    copy.__dict__.update(error.__dict__)
-    copy.args = error.args
-    return copy
+Open = Callable[[Ask], ByteStream]
+"""Opens a connection and starts the bootstrap on it."""
 
 
 class AgentClient:
@@ -187,164 +59,202 @@ class AgentClient:
         host: inventory name, for messages.
         open_stream: connects and starts the bootstrap; called again after a drop.
         prompter: asks a person, from the thread that waits.
+
+    Attributes:
+        round_trip_s: how long the last quick request took, or None.
+        unreachable_since: wall clock (epoch s) of the first failure since the last success, or None.
+        connections: how many times an agent was started.
     """
 
     def __init__(self, host: str, open_stream: Open, prompter: Prompter) -> None:
         self.host = host
         self._open, self._prompter = open_stream, prompter
-        self._live: _Live | None = None
+        self._session: Session | None = None
+        self._meeting: Meeting[Session] | None = None
         self._lock = threading.Lock()
-        self._numbers = itertools.count(1)
-        self._closed = False
-        self.connected_once = False
+        self._closed = threading.Event()
+        self.connections = 0
         self.unreachable_since: float | None = None
         self.round_trip_s: float | None = None
 
-    # ---- what callers use
+    # ------------------------------------------------------------------ what callers use
 
     def hello(self) -> dict[str, Any]:
-        """The agent's first words (versions, clocks, root); connects when needed.
+        """The agent's first words on this connection (versions, clocks, root); connects when needed.
 
         Raises:
             HostError: no connection, no login, no Python. ProtocolError: another program answers.
         """
-        return self._with_reconnects(lambda live: live.hello)
+        return self._with_reconnects(lambda session, _deadline: session.hello, CONNECT_TIMEOUT_S)
 
     def request(
         self, op: str, payload: bytes | None = None, *, timeout_s: float | None = None, **fields: Any
     ) -> dict[str, Any]:
-        """Ask the agent and wait. An answer's raw bytes are under ``payload``.
+        """Ask the agent and wait; connecting and reconnecting count, the time a person takes to answer does not.
 
         Args:
             op: one of protocol.Op.
             payload: raw bytes that go along.
-            timeout_s: how long the answer may take, not counting a long poll's own ``wait_s``.
+            timeout_s: how long all of it may take (default 30 s), not counting a long poll's own ``wait_s``.
             fields: the request's arguments.
 
+        Returns:
+            the answer; its raw bytes, if any, are under ``payload``.
+
         Raises:
-            HostError: unreachable, refused, timed out. GateClosed, HostFull, NoSuchJob, HostRefused: the agent's answer.
+            HostError: unreachable, refused, timed out. GateClosed, HostFull, NoSuchJob, HostRefused: what the agent said.
         """
         if op == "control":
-            fields.setdefault("key", uuid.uuid4().hex[:12])
-        limit = (timeout_s or REQUEST_TIMEOUT_S) + float(fields.get("wait_s") or 0.0)
+            fields.setdefault("key", uuid.uuid4().hex[:12])  # makes a resend recognisable
+        held_s = float(fields.get("wait_s") or 0.0)
 
-        def send(live: _Live) -> dict[str, Any]:
-            number = next(self._numbers)
-            data = encode({"id": number, "op": op, **fields}, payload)
+        def send(session: Session, deadline: float) -> dict[str, Any]:
+            message = {"op": op, **fields}
+            if held_s:
+                message["wait_s"] = max(0.0, min(held_s, deadline - time.monotonic() - 5.0))
             sent_at = time.monotonic()
-            answer = live.ask(number, data, limit)
-            if not fields.get("wait_s"):
+            answer = session.call(message, payload, deadline)
+            if not held_s:
                 self.round_trip_s = time.monotonic() - sent_at
             return answer
 
-        answer = self._with_reconnects(send)
+        answer = self._with_reconnects(send, (timeout_s or REQUEST_TIMEOUT_S) + held_s)
         if answer.get("ok"):
             return answer
-        raise self._refusal(answer.get("error") or {})
+        raise refusal(answer, self.host)
 
     def close(self) -> None:
-        """End the connection; the client can be used no more."""
+        """End the connection; the client can be used no more. Never waits for a dead peer."""
+        self._closed.set()
         with self._lock:
-            self._closed = True
-            live, self._live = self._live, None
-        if live is not None:
-            live.fail(Unreachable(f"{self.host}: closed", host=self.host))
+            session, self._session = self._session, None
+        if session is not None:
+            session.fail(Unreachable(f"{self.host}: closed", host=self.host))
 
     @property
     def connection_state(self) -> str:
-        """connected, connecting or unreachable."""
-        if self._live is not None and self._live.error is None:
+        """``connected``, ``connecting`` or ``unreachable`` (since `unreachable_since`)."""
+        session = self._session
+        if session is not None and session.error is None:
             return "connected"
         return "unreachable" if self.unreachable_since is not None else "connecting"
 
-    # ---- connecting
+    # ------------------------------------------------------------------ connecting
 
-    def _with_reconnects(self, work: Callable[[_Live], dict[str, Any]]) -> dict[str, Any]:
-        """Run ``work`` on a live agent; a dropped link is renewed, a first connection only retried when sshd was full."""
+    def _with_reconnects(
+        self, work: Callable[[Session, float], dict[str, Any]], timeout_s: float
+    ) -> dict[str, Any]:
+        """Run ``work`` on a live session; a dropped link is renewed, a first connection only retried when sshd was
+        full or restarting: an unknown name or a refused port is told at once.
+        """
+        deadline = time.monotonic() + timeout_s
 
         def worth_it(error: BaseException) -> bool:
-            if self._closed or not isinstance(error, HostError) or isinstance(error, ChannelTimeout):
+            if self._closed.is_set() or time.monotonic() >= deadline or not isinstance(error, HostError):
                 return False
-            return isinstance(error, HandshakeDropped) or (self.connected_once and isinstance(error, Unreachable))
+            lost = isinstance(error, Unreachable) and self.connections > 0
+            return lost or isinstance(error, HandshakeDropped)
 
-        def before_sleep(_state: RetryCallState) -> None:
+        def note(_state: RetryCallState) -> None:
             self.unreachable_since = self.unreachable_since or time.time()
+
+        def pause(seconds: float) -> None:
+            self._closed.wait(max(0.0, min(seconds, deadline - time.monotonic())))
+
+        def attempt() -> dict[str, Any]:
+            nonlocal deadline
+            session, asked_s = self._connected(deadline)
+            deadline += asked_s
+            return work(session, deadline)
 
         retrying = Retrying(
             retry=retry_if_exception(worth_it),
-            stop=stop_after_attempt(RECONNECTS),
+            stop=stop_after_attempt(ATTEMPTS),
             wait=wait_random_exponential(multiplier=0.2, max=3.0),
-            before_sleep=before_sleep,
+            sleep=pause,
+            before_sleep=note,
             reraise=True,
         )
         try:
-            answer = retrying(lambda: work(self._connected()))
-        except HostError:
-            self.unreachable_since = self.unreachable_since or time.time()
+            answer = retrying(attempt)
+        except HostError as error:
+            if error.transient:
+                self.unreachable_since = self.unreachable_since or time.time()
             raise
         self.unreachable_since = None
         return answer
 
-    def _connected(self) -> _Live:
+    def _connected(self, deadline: float) -> tuple[Session, float]:
+        """The live session and the seconds a person took to log in."""
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 raise Unreachable(f"{self.host}: this client is closed", host=self.host)
-            if self._live is not None and self._live.error is None:
-                return self._live
-            self._live = None
-            meeting: Meeting[_Live] = Meeting()
-            threading.Thread(target=self._connect, args=(meeting,), daemon=True, name=f"connect {self.host}").start()
-            live = meeting.wait(HELLO_TIMEOUT_S, self._prompter)
-            if live is None:
-                raise ChannelTimeout(
-                    f"{self.host}: connected, but the agent said nothing within {HELLO_TIMEOUT_S:.0f} s", host=self.host
-                )
-            threading.Thread(target=live.read_forever, daemon=True, name=f"reader {self.host}").start()
-            self._live, self.connected_once = live, True
-            return live
-
-    def _connect(self, meeting: Meeting[_Live]) -> None:
-        live: _Live | None = None
+            if self._session is not None and self._session.error is None:
+                return self._session, 0.0
+            self._session = None
+            meeting = self._meeting
+            if meeting is None:
+                meeting = self._meeting = Meeting()
+                threading.Thread(
+                    target=self._connect, args=(meeting,), name=f"connect {self.host}", daemon=True
+                ).start()
         try:
+            session, asked_s = meeting.wait(deadline - time.monotonic(), self._prompter)
+        except OrchError as error:
+            raise fresh(error) from error.__cause__
+        if session is None:
+            raise ChannelTimeout(
+                f"{self.host}: no connection in time",
+                "is the host up, and reachable from here?",
+                host=self.host,
+            )
+        return session, asked_s
 
-            def ask(text: str, secret: bool) -> str:  # noqa: FBT001
-                return meeting.ask(text, secret=secret)
+    def _connect(self, meeting: Meeting[Session]) -> None:
+        """One try, in a thread of its own: every step has a limit, but callers may have shorter ones."""
+        session: Session | None = None
+        try:
+            session = Session(self.host, self._open(meeting.ask))
+            session.start(build())
+        except BaseException as exc:
+            if session is not None:
+                session.stream.close()
+            error = exc if isinstance(exc, OrchError) else self._unforeseen(exc)
+            with self._lock:
+                self._meeting = None
+            meeting.fail(error)
+            return
+        with self._lock:
+            self._meeting, self._session = None, session
+            self.connections += 1
+        if self._closed.is_set():
+            session.fail(Unreachable(f"{self.host}: closed", host=self.host))
+        meeting.finish(session)
 
-            live = _Live(self.host, self._open(ask))
-            live.handshake(build())
-            meeting.finish(live)
-        except EOFError as exc:
-            assert live is not None
-            meeting.fail(self._ended_early(live, exc))
-            live.stream.close()
-        except Exception as exc:
-            if live is not None:
-                live.stream.close()
-            meeting.fail(exc if isinstance(exc, OrchError | NoTerminal) else translate(exc, self.host, "starting the agent"))
+    def _unforeseen(self, exc: BaseException) -> OrchError:
+        if isinstance(exc, NoTerminal):
+            return HostError(f"{self.host}: {exc}", host=self.host)
+        from orchestrator.hosts.errors import translate
 
-    def _ended_early(self, live: _Live, _exc: EOFError) -> OrchError:
-        time.sleep(0.05)  # stderr may be a moment behind stdout
-        said = live.stderr().strip()
-        found = live.stream.explain_end(said)
-        if isinstance(found, OrchError):
-            return found
-        return HostError(
-            f"{self.host}: the agent ended before it said anything" + (f": {said[-800:]}" if said else ""),
-            "try the host's Python by hand, or name another with `agent_python:` in the inventory",
-            host=self.host,
-        )
+        return translate(exc, self.host, "starting the agent")
 
-    # ---- refusals
 
-    def _refusal(self, error: dict[str, Any]) -> OrchError:
-        code, hint = str(error.get("code", "?")), error.get("hint") or None
-        message = f"{self.host}: {error.get('message') or code}"
-        if code == "gate_closed":
-            return GateClosed(message, hint, error.get("gate") or {})
-        if code in ("disk_full", "tmpfs"):
-            return HostFull(message, hint, host=self.host)
-        if code == "no_job":
-            return NoSuchJob(message, hint)
-        if code == "version":
-            return ProtocolError(message, hint)
-        return HostRefused(message, hint, host=self.host, reason=code)
+def refusal(answer: Mapping[str, Any], host: str) -> OrchError:
+    """Our error for an answer with ``ok: false``."""
+    error = answer.get("error")
+    error = error if isinstance(error, dict) else {"message": str(error)}
+    code, hint = str(error.get("code") or "?"), error.get("hint") or None
+    message = f"{host}: {error.get('message') or code}"
+    if code == "gate_closed":
+        return GateClosed(message, hint, error.get("gate") or answer.get("gate") or {})
+    if code in ("disk_full", "tmpfs"):
+        return HostFull(message, hint, host=host)
+    if code == "no_python":
+        return NoPython(message, hint, host=host)
+    if code == "no_job":
+        return NoSuchJob(message, hint)
+    if code == "version":
+        return ProtocolError(message, hint)
+    if code == "timeout":
+        return ChannelTimeout(message, hint, host=host)
+    return HostRefused(message, hint, host=host, reason=code)

@@ -1,23 +1,28 @@
-"""One SSH connection to one host, through its jump hosts: strict, bounded in time, shared by threads.
+"""One SSH connection through any number of jump hosts: fabric and paramiko with the strictness and limits they lack.
 
-fabric's Connection and paramiko below it do the protocol; what they leave open is set here for every connection
-(measured, see docs/decisions): host keys judged by `trust`, TCP_NODELAY (saves a round trip per exec), keepalives with
-TCP_USER_TIMEOUT (paramiko alone never notices a dead peer), and a channel timeout (paramiko's default is an hour).
+A `Connection` is used once: opened, shared by threads, closed; to reconnect, make a new one.  Every step has a limit:
+resolving, connecting, banner, key exchange, login, opening a channel, starting a command.  Why so explicit: paramiko's
+own limits are "none" or an hour, and a silently dropped packet must never hang a command.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import fabric
 import paramiko
+from fabric.config import Config
+from paramiko.auth_strategy import AuthStrategy
 
-from orchestrator.core.errors import ChannelTimeout
+from orchestrator.core.errors import ChannelTimeout, ConfigError, HostError, Unreachable
 from orchestrator.hosts.authentication import Ask, UserAuth
 from orchestrator.hosts.errors import mapped
 from orchestrator.hosts.prompt import Memory
@@ -26,244 +31,370 @@ from orchestrator.hosts.stream import HandshakeDropped
 from orchestrator.hosts.trust import HostTrust
 
 CHANNEL_TIMEOUT_S = 15.0
-BANNER_TIMEOUT_S = 15.0
-AUTH_TIMEOUT_S = 130.0
-"""A person may have to type a code; sshd itself gives up after LoginGraceTime (120 s)."""
-WINDOW_BYTES = 4 * 1024 * 1024
-_TCP_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", 18 if hasattr(socket, "TCP_KEEPIDLE") else None)
+SSH_KEEPALIVE_S = 15
+"""Traffic that keeps firewalls from forgetting us; detection of a dead peer is the kernel's (TCP options below)."""
+# Option numbers that the socket module does not name everywhere: (level is IPPROTO_TCP) -> unit per second.
+DEAD_PEER_OPTION = {"linux": (18, 1000), "darwin": (0x80, 1), "win32": (5, 1)}
+"""TCP_USER_TIMEOUT (ms), TCP_RXT_CONNDROPTIME (s), TCP_MAXRT (s): how long sent data may stay unacknowledged."""
+
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its tracebacks go to stderr
 
 
-class StrictKeys(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramiko is untyped
-    """Host keys are judged by our own reading of the user's files; with ``accept_new`` an unknown one is remembered."""
+class _Transport(paramiko.Transport):  # type: ignore[misc]  # paramiko is untyped
+    # paramiko wakes up ten times a second to see whether it was closed; `_end` wakes it by closing the socket.
+    _active_check_timeout = 1.0
+
+
+class _StrictKeys(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
+    """paramiko is given no known keys, so that every key comes to our own judgement."""
 
     def __init__(self, trust: HostTrust, *, accept_new: bool) -> None:
         self.trust, self.accept_new = trust, accept_new
         self.accepted = ""
 
-    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
-        """Called by paramiko for every key, since its own lists stay empty."""
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        """Called by paramiko once the key exchange has proved that the server holds ``key``."""
+        certificate = getattr(key, "public_blob", None)
+        kind, blob = (
+            (certificate.key_type, certificate.key_blob) if certificate else (key.get_name(), key.asbytes())
+        )
         if self.accept_new:
-            self.accepted = self.trust.accept(key.get_name(), key.asbytes())
+            self.accepted = self.trust.accept(kind, blob)
         else:
-            self.trust.verify(key.get_name(), key.asbytes())
+            self.trust.verify(kind, blob)
+
+
+class _NoLogin(AuthStrategy):  # type: ignore[misc]
+    """For learning a host key: no login, so no question and no failed attempt in the server's log."""
+
+    def __init__(self) -> None:
+        super().__init__(ssh_config=None)
+
+    def authenticate(self, transport: paramiko.Transport) -> Any:
+        """Do nothing."""
+        return []
+
+
+@contextlib.contextmanager
+def limit(seconds: float, stop: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Call ``stop`` from another thread when the block takes longer; yields a function that says whether it did."""
+    fired = threading.Event()
+
+    def on_time() -> None:
+        fired.set()
+        stop()
+
+    timer = threading.Timer(seconds, on_time)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield fired.is_set
+    finally:
+        timer.cancel()
+
+
+class ChannelStream:
+    """A command on a channel of its own, as `orchestrator.hosts.stream.ByteStream`; closing it closes the connection."""
+
+    def __init__(self, connection: Connection, channel: paramiko.Channel) -> None:
+        self._connection = connection
+        self._channel = channel
+
+    def send(self, data: bytes) -> None:
+        """Write all of ``data`` to the command's stdin."""
+        self._channel.sendall(data)
+
+    def recv(self, size: int) -> bytes:
+        """Bytes of stdout; b"" at its end."""
+        return bytes(self._channel.recv(size))
+
+    def recv_stderr(self, size: int) -> bytes:
+        """Bytes of stderr; b"" at its end."""
+        return bytes(self._channel.recv_stderr(size))
+
+    def close(self) -> None:
+        """Close the channel and the connection that carries it."""
+        self._connection.close()
+
+    def explain_end(self, stderr: str) -> Exception | None:
+        """See `ByteStream.explain_end`: without an exit status it was the link, or somebody's SIGKILL, that ended it."""
+        transport = self._connection.transport
+        if transport is None or not transport.is_active():
+            error = transport.get_exception() if transport else None
+            what = f" ({error})" if error is not None and str(error) else ""
+            return HandshakeDropped(
+                f"{self._connection.host}: the link was dropped{what}", host=self._connection.host
+            )
+        self._channel.status_event.wait(2.0)
+        if self._channel.exit_status == -1:
+            return HandshakeDropped(
+                f"{self._connection.host}: the session was killed", host=self._connection.host
+            )
+        return None
 
 
 class Connection:
-    """A chain of logins, the last one being the host itself.
+    """A login on the last host of ``chain``, reached through the others.
 
     Args:
         host: inventory name, for messages.
-        chain: hosts to pass through, outermost first, the target last.
-        ask: how to reach a person for passwords and codes.
-        memory: answers that worked earlier in this run.
-        accept_new: remember unknown host keys instead of refusing them.
+        chain: resolved hosts, outermost jump first.
+        ask: puts a question to a person (raises prompt.NoTerminal).
+        memory: answers that may be used again.
     """
 
-    def __init__(
-        self, host: str, chain: Sequence[ResolvedHost], ask: Ask, memory: Memory, *, accept_new: bool = False
-    ) -> None:
-        self.host, self.chain, self.ask, self.memory, self.accept_new = host, chain, ask, memory, accept_new
+    def __init__(self, host: str, chain: Sequence[ResolvedHost], ask: Ask, memory: Memory) -> None:
+        self.host = host
+        self.chain = list(chain)
         self.accepted: list[str] = []
+        self._accept_new = False
+        self._ask = ask
+        self._memory = memory
         self._hops: list[fabric.Connection] = []
-        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._proxy: ProxyProcess | None = None
+        self._closed = False
 
     @property
-    def target(self) -> ResolvedHost:
-        """The host itself."""
-        return self.chain[-1]
+    def transport(self) -> paramiko.Transport | None:
+        """The innermost transport, once open."""
+        return self._hops[-1].transport if self._hops else None
 
-    def open(self) -> None:
-        """Connect and log in, hop by hop. Opened once, before any thread shares it.
+    @property
+    def is_open(self) -> bool:
+        """Is the connection usable, as far as is known without asking the host?"""
+        return bool(self.transport and self.transport.is_active() and not self._closed)
+
+    def open(self) -> Connection:
+        """Connect and log in, hop by hop.
 
         Raises:
-            HostError: Unreachable, AuthRefused, HostKeyUnknown, HostKeyChanged.
+            Unreachable, HostKeyUnknown, HostKeyChanged, AuthRefused, HostError, ConfigError.
         """
-        with self._lock:
-            if self._hops:
-                return
-            try:
-                for resolved in self.chain:
-                    self._hops.append(self._open_hop(resolved))
-            except BaseException:
-                self._close()
-                raise
+        try:
+            for resolved in self.chain:
+                self._open_hop(resolved)
+        except BaseException:
+            self.close()
+            raise
+        return self
 
-    def _open_hop(self, resolved: ResolvedHost) -> fabric.Connection:
-        doing = f"connecting to {resolved.label}"
+    def learn_keys(self) -> list[str]:
+        """Remember the unknown host keys on the way to the host, whose own login is not tried; then close.
+
+        Returns:
+            what was written, one entry per key; empty when all were known.
+
+        Raises:
+            HostKeyChanged: a changed key is never accepted. As `open` otherwise; jump hosts do need a login.
+        """
+        self._accept_new = True
+        self.open()
+        self.close()
+        return self.accepted
+
+    def _open_hop(self, resolved: ResolvedHost) -> None:
+        last = resolved is self.chain[-1]
+        name = self.host if last else f"{self.host} (jump host {resolved.asked})"
         trust = HostTrust(self.host, resolved)
-        policy = StrictKeys(trust, accept_new=self.accept_new)
-        with mapped(self.host, doing):
-            sock = self._socket(resolved)
-            try:
-                hop = fabric.Connection(
-                    resolved.hostname,
-                    user=resolved.user,
-                    port=resolved.port,
-                    config=fabric.Config(lazy=True, overrides={"load_ssh_configs": False}),
-                    connect_timeout=resolved.connect_timeout_s,
-                    connect_kwargs={
-                        "sock": sock,
-                        "auth_strategy": UserAuth(self.host, resolved, self.ask, self.memory),
-                        "transport_factory": _factory(trust),
-                        "banner_timeout": max(BANNER_TIMEOUT_S, resolved.connect_timeout_s),
-                        "auth_timeout": AUTH_TIMEOUT_S,
-                        "channel_timeout": CHANNEL_TIMEOUT_S,
-                    },
-                )
-                hop.client.set_missing_host_key_policy(policy)
-                hop.open()
-            except BaseException:
-                with contextlib.suppress(Exception):
-                    sock.close()
-                raise
-            finally:
-                if policy.accepted:
-                    self.accepted.append(policy.accepted)
-            hop.transport.set_keepalive(resolved.alive_interval_s)
-        return hop
-
-    def _socket(self, resolved: ResolvedHost) -> Any:
-        if self._hops:
-            channel = self._hops[-1].transport.open_channel(
-                "direct-tcpip", (resolved.hostname, resolved.port), ("127.0.0.1", 0), timeout=CHANNEL_TIMEOUT_S
+        policy = _StrictKeys(trust, accept_new=self._accept_new)
+        login = UserAuth(name, resolved, self._ask, self._memory)
+        doing = f"connecting to {resolved.label}"
+        with mapped(name, doing):
+            kwargs: dict[str, Any] = {
+                "auth_strategy": _NoLogin() if last and self._accept_new else login,
+                "transport_factory": lambda sock, disabled_algorithms=None: self._make_transport(
+                    sock, resolved, trust
+                ),
+            }
+            gateway = self._hops[-1] if self._hops else None
+            if gateway is None:
+                kwargs["sock"] = self._socket = self._dial(resolved)
+            hop = fabric.Connection(
+                resolved.hostname,
+                user=resolved.user,
+                port=resolved.port,
+                gateway=gateway,
+                # the user's ssh and fabric files are not fabric's business: `ssh -G` has spoken
+                config=Config(lazy=True, ssh_config=paramiko.SSHConfig()),
+                connect_timeout=resolved.connect_timeout_s,
+                connect_kwargs=kwargs,
             )
-            channel.settimeout(resolved.connect_timeout_s)
-            return channel
+            hop.client.set_missing_host_key_policy(policy)
+            self._hops.append(hop)
+            try:
+                hop.open()
+            finally:
+                self.accepted += [policy.accepted] if policy.accepted else []
+            hop.transport.set_keepalive(max(SSH_KEEPALIVE_S, resolved.alive_interval_s))
+
+    def _dial(self, resolved: ResolvedHost) -> socket.socket:
+        if resolved.proxy_use_fdpass:
+            raise ConfigError(
+                f"{self.host}: ProxyUseFdpass is not supported here", "set `transport: openssh`"
+            )
         if resolved.proxy_command:
-            proxy = paramiko.ProxyCommand(resolved.proxy_command)
-            proxy.settimeout(resolved.connect_timeout_s)
-            return proxy
-        return connect_tcp(resolved)
+            self._proxy = ProxyProcess(resolved.proxy_command)
+            return self._proxy.socket
+        return dial(resolved)
 
-    def start(self, command: str) -> ChannelStream:
-        """Start a command without a terminal.
-
-        Raises:
-            HostError: Unreachable when the link is gone, ChannelTimeout when the server does not answer.
-        """
-        doing = f"starting a command on {self.target.label}"
-        with mapped(self.host, doing):
-            transport = self._hops[-1].transport
-            channel = transport.open_session(window_size=WINDOW_BYTES, timeout=CHANNEL_TIMEOUT_S)
-            channel.settimeout(CHANNEL_TIMEOUT_S)
-            channel.exec_command(command)
-            channel.settimeout(None)
-        return ChannelStream(channel, self)
-
-    @property
-    def active(self) -> bool:
-        """True while the last hop's transport lives, as far as is known."""
-        return bool(self._hops) and bool(self._hops[-1].transport and self._hops[-1].transport.is_active())
-
-    def close(self) -> None:
-        """Close all hops; safe to call twice and from any thread. Never waits for a dead peer."""
-        with self._lock:
-            self._close()
-
-    def _close(self) -> None:
-        for hop in reversed(self._hops):
-            with contextlib.suppress(Exception):
-                sock = hop.transport.sock
-                hop.client.close()
-                sock.close()
-        self._hops = []
-
-
-def _factory(trust: HostTrust) -> Any:
-    """Transports that prefer the algorithms of the keys we know, so that a second key is no false alarm."""
-
-    def make(sock: Any, **options: Any) -> Any:
-        transport = paramiko.Transport(sock, **options)
-        security = transport.get_security_options()
-        supported = tuple(security.key_types)
-        security.key_types = [algo for algo in trust.algorithms(supported) if algo in supported]
+    @staticmethod
+    def _make_transport(sock: Any, resolved: ResolvedHost, trust: HostTrust) -> paramiko.Transport:
+        transport = _Transport(sock)
+        offered = trust.algorithms(tuple(transport.preferred_keys))
+        transport.get_security_options().key_types = offered
+        transport.banner_timeout = transport.handshake_timeout = resolved.connect_timeout_s
+        transport.channel_timeout = CHANNEL_TIMEOUT_S
         return transport
 
-    return make
+    def start(self, command: str, timeout_s: float = CHANNEL_TIMEOUT_S) -> ChannelStream:
+        """Start a command without a terminal.
+
+        Args:
+            command: a shell command line for the user's login shell.
+            timeout_s: for opening the channel and for the server's word that the command started, each.
+
+        Raises:
+            Unreachable, ChannelTimeout: the link is gone, or the server is silent.
+            HostError: the server opens no further channel (MaxSessions) or runs no commands.
+        """
+        doing = "starting a command"
+        transport = self.transport
+        if transport is None or not self.is_open:
+            raise Unreachable(f"{self.host}: {doing}: not connected", host=self.host)
+        with mapped(self.host, doing):
+            channel = transport.open_session(timeout=timeout_s)
+            # exec_command waits for the server's answer without any limit of its own
+            with limit(timeout_s, channel.close) as too_late:
+                try:
+                    channel.exec_command(command)
+                except paramiko.SSHException as error:
+                    if too_late():
+                        raise ChannelTimeout(
+                            f"{self.host}: {doing}: no answer within {timeout_s:g} s", host=self.host
+                        ) from error
+                    if self.is_open:
+                        raise HostError(
+                            f"{self.host}: the server refuses to run commands for {self.chain[-1].user}",
+                            "the account may be restricted (ForceCommand, nologin); try: ssh "
+                            f"{self.chain[-1].asked} true",
+                            host=self.host,
+                        ) from error
+                    raise
+        return ChannelStream(self, channel)
+
+    def close(self) -> None:
+        """Close every hop. Never blocks for long; safe from any thread and twice."""
+        self._closed = True
+        _end(self._socket)  # wakes the outermost transport, whose end wakes the inner ones
+        for hop in reversed(self._hops):
+            transport = hop.client.get_transport()
+            if transport is not None:
+                transport.active = False
+                transport.packetizer.close()
+            with contextlib.suppress(Exception):
+                hop.client.close()
+        if self._proxy:
+            self._proxy.close()
 
 
-def connect_tcp(resolved: ResolvedHost) -> socket.socket:
-    """A TCP connection with the options that keep every later wait bounded.
+def _end(sock: socket.socket | None) -> None:
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        sock.close()
+
+
+def dial(resolved: ResolvedHost) -> socket.socket:
+    """A TCP connection with our options; addresses are tried in turn within the connect timeout.
 
     Raises:
-        OSError: of the last address that was tried.
+        OSError: of the last address tried (gaierror when the name has none).
     """
     family = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}.get(resolved.address_family, socket.AF_UNSPEC)
     addresses = socket.getaddrinfo(resolved.hostname, resolved.port, family, socket.SOCK_STREAM)
-    last: OSError | None = None
     deadline = time.monotonic() + resolved.connect_timeout_s
-    for kind, type_, protocol, _, address in addresses:
-        sock = socket.socket(kind, type_, protocol)
+    last: OSError = OSError("no address to connect to")
+    for left, (af, kind, proto, _, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
+        sock = socket.socket(af, kind, proto)
         try:
-            sock.settimeout(max(1.0, deadline - time.monotonic()))
+            set_options(sock, resolved)
             if resolved.bind_address:
                 sock.bind((resolved.bind_address, 0))
+            sock.settimeout(max(1.0, (deadline - time.monotonic()) / left))
             sock.connect(address)
         except OSError as error:
             sock.close()
             last = error
-            continue
-        _bound(sock, resolved.dead_after_s)
-        return sock
-    raise last or OSError("no address")
+        else:
+            return sock
+    raise last
 
 
-def _bound(sock: socket.socket, dead_after_s: int) -> None:
+def set_options(sock: socket.socket, resolved: ResolvedHost) -> None:
+    """TCP_NODELAY, kernel keepalive and a limit for unacknowledged data, as far as this system has them.
+
+    Keepalive alone does not act while data is in flight, the limit alone not on an idle line: both are needed.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if _TCP_USER_TIMEOUT is not None:
+    idle_option = "TCP_KEEPALIVE" if sys.platform == "darwin" else "TCP_KEEPIDLE"
+    wanted = {
+        idle_option: resolved.alive_interval_s,
+        "TCP_KEEPINTVL": resolved.alive_interval_s,
+        "TCP_KEEPCNT": resolved.alive_count,
+    }
+    for name, value in wanted.items():
+        if hasattr(socket, name):
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if sys.platform in DEAD_PEER_OPTION:
+        option, per_second = DEAD_PEER_OPTION[sys.platform]
         with contextlib.suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, dead_after_s * 1000)
+            sock.setsockopt(socket.IPPROTO_TCP, option, resolved.dead_after_s * per_second)
 
 
-class ChannelStream:
-    """`ByteStream` over a paramiko channel."""
+class ProxyProcess:
+    """The user's ProxyCommand, behind an ordinary socket (paramiko's own wrapper cannot work on Windows)."""
 
-    def __init__(self, channel: Any, connection: Connection) -> None:
-        self._channel, self._connection = channel, connection
+    def __init__(self, command: str) -> None:
+        self.socket, self._far = socket.socketpair()
+        self._process = subprocess.Popen(  # noqa: S602 - ssh_config(5): a command line for the user's own shell
+            command,
+            shell=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+        for pump in (self._outward, self._inward):
+            threading.Thread(target=pump, name="proxy-command", daemon=True).start()
 
-    def send(self, data: bytes) -> None:
-        """See `ByteStream.send`. A peer that takes nothing for the channel timeout counts as gone."""
-        view = memoryview(data)
-        self._channel.settimeout(CHANNEL_TIMEOUT_S)
-        try:
-            while view:
-                sent = self._channel.send(view[:32768].tobytes())
-                if sent == 0:
-                    raise EOFError("the channel is closed")
-                view = view[sent:]
-        except TimeoutError:
-            raise ChannelTimeout(f"{self._connection.host}: the host takes no data") from None
-        finally:
-            self._channel.settimeout(None)
+    def _outward(self) -> None:
+        assert self._process.stdin
+        with contextlib.suppress(OSError, ValueError):
+            while data := self._far.recv(65536):
+                view = memoryview(data)
+                while view:
+                    view = view[self._process.stdin.write(view) :]
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
 
-    def recv(self, size: int) -> bytes:
-        """See `ByteStream.recv`."""
-        while True:
-            try:
-                data: bytes = self._channel.recv(size)
-            except TimeoutError:  # another thread's send set a timeout for a moment
-                continue
-            return data
-
-    def recv_stderr(self, size: int) -> bytes:
-        """See `ByteStream.recv_stderr`."""
-        while True:
-            try:
-                data: bytes = self._channel.recv_stderr(size)
-            except TimeoutError:
-                continue
-            return data
+    def _inward(self) -> None:
+        assert self._process.stdout
+        with contextlib.suppress(OSError, ValueError):
+            while data := self._process.stdout.read(65536):
+                self._far.sendall(data)
+        _end(self._far)
 
     def close(self) -> None:
-        """See `ByteStream.close`: the connection carries nothing else, so it goes along."""
-        with contextlib.suppress(Exception):
-            self._channel.close()
-        self._connection.close()
-
-    def explain_end(self, stderr: str) -> Exception | None:
-        """See `ByteStream.explain_end`. Without an exit status it was the link, or somebody's SIGKILL, that ended it."""
-        self._channel.status_event.wait(2.0)
-        if self._channel.exit_status == -1:
-            return HandshakeDropped(f"{self._connection.host}: the link was dropped", host=self._connection.host)
-        return None
+        """End the command."""
+        _end(self.socket)
+        _end(self._far)
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(2)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()

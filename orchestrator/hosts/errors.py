@@ -53,15 +53,18 @@ def _unreachable(exc: BaseException, host: str, doing: str) -> OrchError:
     return Unreachable(f"{host}: {doing}: {seen(exc)}", host=host)
 
 
-def _timed_out(exc: BaseException, host: str, doing: str) -> OrchError:
+def _timed_out(_exc: BaseException, host: str, doing: str) -> OrchError:
     return Unreachable(
-        f"{host}: {doing}: no answer in time", "is the host up, and the VPN? a firewall may drop packets", host=host
+        f"{host}: {doing}: no answer in time",
+        "is the host up, and the VPN? a firewall may drop packets",
+        host=host,
     )
 
 
-def _refused(exc: BaseException, host: str, doing: str) -> OrchError:
+def _refused(_exc: BaseException, host: str, doing: str) -> OrchError:
     return Unreachable(
-        f"{host}: {doing}: connection refused", "nothing listens on that port: is sshd running, is the port right?",
+        f"{host}: {doing}: connection refused",
+        "nothing listens on that port: is sshd running, is the port right?",
         host=host,
     )
 
@@ -92,7 +95,13 @@ def _ssh(exc: BaseException, host: str, doing: str) -> OrchError:
     text = seen(exc).lower()
     if "timeout" in text or "timed out" in text or "no existing session" in text:
         return _timed_out(exc, host, doing)
-    if "banner" in text or "eof" in text or "closed" in text or "not active" in text or "negotiation failed" in text:
+    if (
+        "banner" in text
+        or "eof" in text
+        or "closed" in text
+        or "not active" in text
+        or "negotiation failed" in text
+    ):
         return _dropped(exc, host, doing)
     return _unreachable(exc, host, doing)
 
@@ -114,7 +123,9 @@ def _changed(exc: BaseException, host: str, doing: str) -> OrchError:
 
 
 def _incompatible(exc: BaseException, host: str, doing: str) -> OrchError:
-    return HostError(f"{host}: {doing}: no common algorithm ({seen(exc)})", OPENSSH_HINT, host=host, transient=False)
+    return HostError(
+        f"{host}: {doing}: no common algorithm ({seen(exc)})", OPENSSH_HINT, host=host, transient=False
+    )
 
 
 def _protocol(exc: BaseException, host: str, doing: str) -> OrchError:

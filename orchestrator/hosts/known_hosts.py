@@ -37,7 +37,9 @@ class Entry:
 
     def matches(self, name: str) -> bool:
         """Does this line speak about ``name`` (lower case; ``[host]:port`` for other ports than 22)?"""
-        return _hashed_match(self.hosts, name) if self.hosts.startswith("|1|") else _list_match(self.hosts, name)
+        return (
+            _hashed_match(self.hosts, name) if self.hosts.startswith("|1|") else _list_match(self.hosts, name)
+        )
 
     @property
     def place(self) -> str:
@@ -114,7 +116,11 @@ class KnownHosts:
         host no longer has any of them.
         """
         either = [name for name in (names.main, names.bare) if name]
-        revoked = [e for e in self.entries if e.marker == "@revoked" and e.blob == blob and any(map(e.matches, either))]
+        revoked = [
+            e
+            for e in self.entries
+            if e.marker == "@revoked" and e.blob == blob and any(map(e.matches, either))
+        ]
         if revoked:
             return Verdict(Trust.REVOKED, tuple(revoked))
         known = self.about(names)
@@ -128,7 +134,8 @@ class KnownHosts:
 
     def key_types(self, names: HostNames) -> list[str]:
         """Key types known for the host, in file order: ask for these first, so that a second, unknown key of the
-        same host gives no false alarm."""
+        same host gives no false alarm.
+        """
         known = self.about(names) or (self.about(HostNames(names.bare)) if names.bare else [])
         return list(dict.fromkeys(entry.key_type for entry in known))
 
@@ -181,14 +188,14 @@ def _hashed_match(field: str, name: str) -> bool:
 def _list_match(field: str, name: str) -> bool:
     matched = False
     for pattern in field.lower().split(","):
-        if _pattern_match(pattern.removeprefix("!"), name):
+        if pattern_match(pattern.removeprefix("!"), name):
             if pattern.startswith("!"):
                 return False
             matched = True
     return matched
 
 
-def _pattern_match(pattern: str, name: str) -> bool:
+def pattern_match(pattern: str, name: str) -> bool:
     """Only * and ? are special; brackets are part of ``[host]:port``."""
     regex = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in pattern)
     return re.fullmatch(regex, name, re.DOTALL) is not None
@@ -215,7 +222,9 @@ def append(path: str, names: HostNames, key_type: str, blob: bytes, *, hashed: b
             raise LocalError(f"cannot remember a host key in {path}: it is not a regular file")
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         before = file.read_bytes() if file.exists() else b""
-        hashed = hashed or any(entry.hosts.startswith("|1|") for entry in parse(before.decode("utf-8", "replace")))
+        hashed = hashed or any(
+            entry.hosts.startswith("|1|") for entry in parse(before.decode("utf-8", "replace"))
+        )
         name = hash_name(names.main) if hashed else names.main
         line = f"{name} {key_type} {base64.b64encode(blob).decode('ascii')}\n"
         glue = "\n" if before and not before.endswith(b"\n") else ""

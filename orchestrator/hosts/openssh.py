@@ -14,21 +14,37 @@ import subprocess
 import sys
 import threading
 
-from orchestrator.core.errors import AuthRefused, ConfigError, HostKeyChanged, HostKeyUnknown, OrchError, Unreachable
+from orchestrator.core.errors import (
+    AuthRefused,
+    ConfigError,
+    HostKeyChanged,
+    HostKeyUnknown,
+    OrchError,
+    Unreachable,
+)
 from orchestrator.hosts.ssh_config import ALIVE_COUNT, ALIVE_INTERVAL_S, SSH_CONFIG_ENV, parse_destination
 
 
 def command_line(ssh: str, remote: str, *, identity_file: str | None, known_hosts: str | None) -> list[str]:
-    """argv of `ssh` for a host and a remote command line.
+    """Argv of `ssh` for a host and a remote command line.
 
     Raises:
         ConfigError: there is no ssh program, or the destination is malformed.
     """
     binary = shutil.which("ssh")
     if binary is None:
-        raise ConfigError("`transport: openssh` needs the ssh program on the PATH", "install the OpenSSH client")
+        raise ConfigError(
+            "`transport: openssh` needs the ssh program on the PATH", "install the OpenSSH client"
+        )
     where = parse_destination(ssh)
-    argv = [binary, "-T", "-o", f"ServerAliveInterval={ALIVE_INTERVAL_S}", "-o", f"ServerAliveCountMax={ALIVE_COUNT}"]
+    argv = [
+        binary,
+        "-T",
+        "-o",
+        f"ServerAliveInterval={ALIVE_INTERVAL_S}",
+        "-o",
+        f"ServerAliveCountMax={ALIVE_COUNT}",
+    ]
     argv += ["-o", "StrictHostKeyChecking=yes"]
     if not sys.stdin or not sys.stdin.isatty():
         argv += ["-o", "BatchMode=yes"]
@@ -85,13 +101,15 @@ class ProcessStream:
                     pipe.close()
 
     def explain_end(self, stderr: str) -> OrchError | None:
-        """ssh's own words, sorted into our errors."""
+        """Ssh's own words, sorted into our errors."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=2.0)
         said = " ".join(stderr.split())[-600:] or f"ssh ended with status {self._process.returncode}"
         low = stderr.lower()
         if "remote host identification has changed" in low or "revoked" in low:
-            return HostKeyChanged(f"{self.host}: {said}", "if you know why: ssh-keygen -R HOST", host=self.host)
+            return HostKeyChanged(
+                f"{self.host}: {said}", "if you know why: ssh-keygen -R HOST", host=self.host
+            )
         if "host key verification failed" in low or "no matching host key" in low:
             hint = f"compare the fingerprint, then: orch hosts check --accept-new {shlex.quote(self.host)}"
             return HostKeyUnknown(f"{self.host}: {said}", hint, host=self.host)

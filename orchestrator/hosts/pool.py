@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from orchestrator.core.errors import HostKeyUnknown, OrchError
 from orchestrator.core.inventory import Host, Inventory
-from orchestrator.hosts.agent import AgentClient
-from orchestrator.hosts.connection import Connection
+from orchestrator.hosts.agent import AgentClient, Ask
 from orchestrator.hosts.openssh import ProcessStream, command_line
-from orchestrator.hosts.prompt import Memory, NoTerminal, Prompter, TerminalPrompter
+from orchestrator.hosts.prompt import Memory, Prompter, TerminalPrompter
 from orchestrator.hosts.release import bootstrap, build
 from orchestrator.hosts.ssh_config import resolve_chain
 from orchestrator.hosts.stream import ByteStream
+
+if TYPE_CHECKING:
+    from orchestrator.hosts.connection import Connection
 
 
 class HostPool:
@@ -52,18 +53,7 @@ class HostPool:
             HostKeyChanged: a changed key is never accepted. HostError: the host cannot be reached.
         """
         host = self.inventory.host(name)
-        connection = _connection(name, host, _nobody, self._memory, accept_new=True)
-        try:
-            connection.open()
-        except HostKeyUnknown:
-            raise
-        except OrchError:
-            # A refused login does not take back a key that was accepted on the way to it.
-            if not connection.accepted:
-                raise
-        finally:
-            connection.close()
-        return "; ".join(connection.accepted) or None
+        return "; ".join(connection(name, host, self._prompter.ask, self._memory).learn_keys()) or None
 
     def close(self) -> None:
         """Close every connection."""
@@ -73,18 +63,15 @@ class HostPool:
             client.close()
 
 
-def _nobody(_text: str, _secret: bool) -> str:  # noqa: FBT001
-    raise NoTerminal("no questions while host keys are accepted")
+def connection(name: str, host: Host, ask: Ask, memory: Memory) -> Connection:
+    """An unopened connection to a host of the inventory, by the user's ssh configuration."""
+    from orchestrator.hosts.connection import Connection  # fabric and paramiko take 0.2 s to import
 
-
-def _connection(
-    name: str, host: Host, ask: Callable[[str, bool], str], memory: Memory, *, accept_new: bool = False
-) -> Connection:
     chain = resolve_chain(host.ssh, identity_file=host.identity_file, known_hosts=host.known_hosts)
-    return Connection(name, chain, ask, memory, accept_new=accept_new)
+    return Connection(name, chain, ask, memory)
 
 
-def open_stream(name: str, host: Host, ask: Callable[[str, bool], str], memory: Memory) -> ByteStream:
+def open_stream(name: str, host: Host, ask: Ask, memory: Memory) -> ByteStream:
     """Connect to a host by its transport and start the bootstrap there.
 
     Raises:
@@ -94,10 +81,9 @@ def open_stream(name: str, host: Host, ask: Callable[[str, bool], str], memory: 
     if host.transport == "openssh":
         argv = command_line(host.ssh, command, identity_file=host.identity_file, known_hosts=host.known_hosts)
         return ProcessStream(name, argv)
-    connection = _connection(name, host, ask, memory)
-    connection.open()
+    opened = connection(name, host, ask, memory).open()
     try:
-        return connection.start(command)
+        return opened.start(command)
     except BaseException:
-        connection.close()
+        opened.close()
         raise

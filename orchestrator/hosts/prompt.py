@@ -113,20 +113,22 @@ class Meeting(Generic[T]):
 
     # ---- the waiting threads
 
-    def wait(self, timeout_s: float, prompter: Prompter) -> T | None:
-        """The result, or None after ``timeout_s``; the time that a person needs to answer does not count.
+    def wait(self, timeout_s: float, prompter: Prompter) -> tuple[T | None, float]:
+        """The result (None after ``timeout_s``), and the seconds that a person took to answer: those do not count.
 
         Raises:
             BaseException: what the working thread failed with.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline, asked_s = time.monotonic() + timeout_s, 0.0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self.done or self._questions, max(0.0, deadline - time.monotonic()))
+                self._changed.wait_for(
+                    lambda: self.done or self._questions, max(0.0, deadline - time.monotonic())
+                )
                 if self.done:
                     break
                 if not self._questions:
-                    return None
+                    return None, asked_s
                 question = self._questions.popleft()
             asked_at = time.monotonic()
             try:
@@ -141,9 +143,10 @@ class Meeting(Generic[T]):
                     question.done = True
                     self._changed.notify_all()
             deadline += time.monotonic() - asked_at
+            asked_s += time.monotonic() - asked_at
         if self._error:
             raise self._error
-        return self._result
+        return self._result, asked_s
 
 
 class Memory:

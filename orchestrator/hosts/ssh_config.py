@@ -113,7 +113,11 @@ def parse_destination(text: str) -> Destination:
 
 
 def resolve(
-    ssh: str, *, identity_file: str | None = None, known_hosts: str | None = None, config_file: str | None = None
+    ssh: str,
+    *,
+    identity_file: str | None = None,
+    known_hosts: str | None = None,
+    config_file: str | None = None,
 ) -> ResolvedHost:
     """Resolve the inventory's ``ssh`` value; ``identity_file`` and ``known_hosts`` of the inventory win.
 
@@ -139,14 +143,20 @@ def resolve(
             "install the OpenSSH client, or write user@host:port in the inventory",
         )
     if identity_file:
-        found = replace(found, identity_files=(expand(identity_file),), certificate_files=(), identities_only=True)
+        found = replace(
+            found, identity_files=(expand(identity_file),), certificate_files=(), identities_only=True
+        )
     if known_hosts:
         found = replace(found, user_known_hosts=(expand(known_hosts),), global_known_hosts=())
     return found
 
 
 def resolve_chain(
-    ssh: str, *, identity_file: str | None = None, known_hosts: str | None = None, config_file: str | None = None
+    ssh: str,
+    *,
+    identity_file: str | None = None,
+    known_hosts: str | None = None,
+    config_file: str | None = None,
 ) -> list[ResolvedHost]:
     """The hosts to pass through, outermost first, the target last; a chain of one when there is no ProxyJump.
 
@@ -161,7 +171,9 @@ def resolve_chain(
     while jumps:
         if len(chain) > MAX_HOPS:
             route = " <- ".join(hop.asked for hop in chain)
-            raise ConfigError(f"the ProxyJump of {ssh!r} leads in a circle: {route}", "correct it in your ssh config")
+            raise ConfigError(
+                f"the ProxyJump of {ssh!r} leads in a circle: {route}", "correct it in your ssh config"
+            )
         hop = resolve(jumps[-1], config_file=config_file)
         # An explicit list overrides the hop's own ProxyJump; the first of the list uses its own.
         jumps = jumps[:-1] or hop.proxy_jump
@@ -180,11 +192,14 @@ def _ssh_g(binary: str, where: Destination, config_file: str | None) -> dict[str
         done = subprocess.run(command, capture_output=True, timeout=20, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"`{' '.join(command)}` did not end within 20 s", "a `Match exec` line of your ssh config may hang"
+            f"`{' '.join(command)}` did not end within 20 s",
+            "a `Match exec` line of your ssh config may hang",
         ) from None
     if done.returncode != 0:
         seen = done.stderr.decode("utf-8", "replace").strip()
-        raise ConfigError(f"ssh cannot read its configuration for {where.host!r}: {seen}", f"try: {' '.join(command)}")
+        raise ConfigError(
+            f"ssh cannot read its configuration for {where.host!r}: {seen}", f"try: {' '.join(command)}"
+        )
     settings: dict[str, list[str]] = {}
     for line in done.stdout.decode("utf-8", "surrogateescape").splitlines():
         key, _, value = line.strip().partition(" ")
@@ -206,7 +221,11 @@ def from_settings(asked: str, settings: Mapping[str, list[str]]) -> ResolvedHost
     def yes(key: str, default: str = "no") -> bool:
         return one(key, default).lower() in ("yes", "true", "ask")
 
-    hostname, user, port = one("hostname", asked), one("user", getpass.getuser()), number("port") or DEFAULT_PORT
+    hostname, user, port = (
+        one("hostname", asked),
+        one("user", getpass.getuser()),
+        number("port") or DEFAULT_PORT,
+    )
     tokens = _tokens(asked, hostname, user, port, one("hostkeyalias"))
 
     def path(value: str) -> str:
@@ -231,7 +250,11 @@ def from_settings(asked: str, settings: Mapping[str, list[str]]) -> ResolvedHost
         identity_files=tuple(path(v) for v in settings.get("identityfile", []) if v.lower() != "none"),
         certificate_files=tuple(path(v) for v in settings.get("certificatefile", []) if v.lower() != "none"),
         identities_only=yes("identitiesonly"),
-        identity_agent=None if agent.lower() == "none" else agent if agent == "SSH_AUTH_SOCK" else path(agent),
+        identity_agent=None
+        if agent.lower() == "none"
+        else agent
+        if agent == "SSH_AUTH_SOCK"
+        else path(agent),
         user_known_hosts=paths("userknownhostsfile"),
         global_known_hosts=paths("globalknownhostsfile"),
         host_key_alias=one("hostkeyalias") or None,
@@ -239,7 +262,9 @@ def from_settings(asked: str, settings: Mapping[str, list[str]]) -> ResolvedHost
         revoked_host_keys=path(one("revokedhostkeys")) if one("revokedhostkeys") else None,
         connect_timeout_s=float(number("connecttimeout")) or CONNECT_TIMEOUT_S,
         alive_interval_s=number("serveraliveinterval") or ALIVE_INTERVAL_S,
-        alive_count=(number("serveralivecountmax") or ALIVE_COUNT) if number("serveraliveinterval") else ALIVE_COUNT,
+        alive_count=(number("serveralivecountmax") or ALIVE_COUNT)
+        if number("serveraliveinterval")
+        else ALIVE_COUNT,
         proxy_jump=tuple(hop for hop in one("proxyjump").split(",") if hop),
         proxy_command=_replace_tokens(command, tokens) if command else None,
         proxy_use_fdpass=yes("proxyusefdpass"),
@@ -254,7 +279,7 @@ def from_settings(asked: str, settings: Mapping[str, list[str]]) -> ResolvedHost
 
 
 def _without_binary(asked: str, where: Destination) -> ResolvedHost:
-    """ssh's defaults, for machines without the OpenSSH client."""
+    """Ssh's defaults, for machines without the OpenSSH client."""
     return ResolvedHost(
         asked=asked,
         hostname=where.host,

@@ -124,4 +124,8 @@ def encode(message: dict[str, Any], payload: bytes | None = None) -> bytes:
     """Wire form of a request; ``payload`` travels raw behind the line."""
     if payload is not None:
         message = {**message, "payload_bytes": len(payload)}
-    return json.dumps(message, ensure_ascii=True, separators=(",", ":")).encode("ascii") + b"\n" + (payload or b"")
+    return (
+        json.dumps(message, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+        + b"\n"
+        + (payload or b"")
+    )

@@ -8,6 +8,7 @@ A host certificate signed by a @cert-authority of the user's files is accepted w
 from __future__ import annotations
 
 import base64
+import contextlib
 import shlex
 import subprocess
 import tempfile
@@ -17,7 +18,15 @@ from pathlib import Path
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, ssh
 
 from orchestrator.core.errors import HostKeyChanged, HostKeyUnknown, LocalError
-from orchestrator.hosts.known_hosts import HostNames, KnownHosts, Trust, append, blob_type, fingerprint
+from orchestrator.hosts.known_hosts import (
+    HostNames,
+    KnownHosts,
+    Trust,
+    append,
+    blob_type,
+    fingerprint,
+    pattern_match,
+)
 from orchestrator.hosts.ssh_config import ResolvedHost
 
 CERTIFICATE_SUFFIX = "-cert-v01@openssh.com"
@@ -40,7 +49,8 @@ class HostTrust:
 
     def algorithms(self, supported: tuple[str, ...]) -> tuple[str, ...]:
         """Host key algorithms to offer: certificates if an authority is known for the host, then those of the known
-        keys, then the rest."""
+        keys, then the rest.
+        """
         known = [algo for kind in self.known.key_types(self.names) for algo in _algorithms_of(kind)]
         plain = [algo for algo in known if algo in supported]
         plain += [algo for algo in supported if algo not in plain]
@@ -76,9 +86,13 @@ class HostTrust:
                 host=self.host,
             )
         if verdict.trust is Trust.CHANGED:
-            expected = "; ".join(f"{e.key_type} {fingerprint(e.blob)} ({e.place})" for e in verdict.entries[:4])
+            expected = "; ".join(
+                f"{e.key_type} {fingerprint(e.blob)} ({e.place})" for e in verdict.entries[:4]
+            )
             files = dict.fromkeys(entry.path for entry in verdict.entries)
-            remove = " && ".join(f"ssh-keygen -R {shlex.quote(self.names.main)} -f {shlex.quote(f)}" for f in files)
+            remove = " && ".join(
+                f"ssh-keygen -R {shlex.quote(self.names.main)} -f {shlex.quote(f)}" for f in files
+            )
             raise HostKeyChanged(
                 f"{self.host}: THE HOST KEY OF {label} HAS CHANGED. Known: {expected}. Shown now: {shown}. "
                 "Either the host was reinstalled, or someone sits in between. Nothing was sent.",
@@ -87,7 +101,9 @@ class HostTrust:
             )
         if verdict.trust is Trust.UNKNOWN:
             because = f" (its certificate was not accepted: {reason})" if reason else ""
-            files_read = ", ".join((*self.resolved.user_known_hosts, *self.resolved.global_known_hosts)) or "no file"
+            files_read = (
+                ", ".join((*self.resolved.user_known_hosts, *self.resolved.global_known_hosts)) or "no file"
+            )
             raise HostKeyUnknown(
                 f"{self.host}: the host key of {label} is not known: {shown}{because}. Looked in {files_read}.",
                 f"compare the fingerprint with the host's, then type: "
@@ -105,8 +121,12 @@ class HostTrust:
         try:
             self.verify(key_type, blob)
         except HostKeyUnknown:
+            if key_type.endswith(CERTIFICATE_SUFFIX):
+                key_type, blob = _certified_key(blob)
             if not self.resolved.user_known_hosts:
-                raise LocalError("your ssh config names no UserKnownHostsFile to remember the key in") from None
+                raise LocalError(
+                    "your ssh config names no UserKnownHostsFile to remember the key in"
+                ) from None
             path = self.resolved.user_known_hosts[0]
             append(path, self.names, key_type, blob, hashed=self.resolved.hash_known_hosts)
             self.known = KnownHosts.load((*self.resolved.user_known_hosts, *self.resolved.global_known_hosts))
@@ -119,17 +139,20 @@ class HostTrust:
             certificate = ssh.load_ssh_public_identity(_text(blob))
             if not isinstance(certificate, ssh.SSHCertificate):
                 return "it is no certificate"
-            signer = certificate.signature_key().public_bytes(encoding=_OPENSSH, format=PublicFormat.OpenSSH)
+            signer = certificate.signature_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
             certificate.verify_cert_signature()
         except Exception as error:  # cryptography raises half a dozen kinds for malformed or forged input
             return f"it cannot be verified ({type(error).__name__})"
-        names = {self.names.main, self.names.bare or self.names.main}
+        name = self.names.bare or self.names.main
+        principals = [
+            principal.decode("utf-8", "replace").lower() for principal in certificate.valid_principals
+        ]
         if certificate.type is not ssh.SSHCertificateType.HOST:
             return "it is a user certificate"
         if not certificate.valid_after <= time.time() < certificate.valid_before:
             return "it is outside its validity period"
-        if not any(name in names for name in (p.decode("utf-8", "replace").lower() for p in certificate.valid_principals)):
-            return f"it is for {', '.join(p.decode('utf-8', 'replace') for p in certificate.valid_principals) or 'nobody'}"
+        if not any(pattern_match(principal, name) for principal in principals):
+            return f"it is for {', '.join(principals) or 'nobody'}, not for {name}"
         if certificate.critical_options:
             return "it has critical options that we do not know"
         signer_blob = _blob(signer)
@@ -161,9 +184,6 @@ def _algorithms_of(key_type: str) -> tuple[str, ...]:
     return RSA_ALGORITHMS if key_type == "ssh-rsa" else (key_type,)
 
 
-_OPENSSH = Encoding.OpenSSH
-
-
 def _text(blob: bytes) -> bytes:
     """The one-line form (``type base64``) of a key or certificate."""
     return blob_type(blob).encode("ascii") + b" " + base64.b64encode(blob)
@@ -174,9 +194,10 @@ def _blob(text: bytes) -> bytes:
     return base64.b64decode(text.split()[1])
 
 
-def _certified_key(certificate: bytes) -> tuple[str, bytes]:
-    """Type and wire form of the key inside a certificate."""
-    loaded = ssh.load_ssh_public_identity(_text(certificate))
-    key = loaded.public_key() if isinstance(loaded, ssh.SSHCertificate) else loaded
-    blob = _blob(key.public_bytes(encoding=_OPENSSH, format=PublicFormat.OpenSSH))
+def _certified_key(blob: bytes) -> tuple[str, bytes]:
+    """Type and wire form of the plain key inside a certificate; the certificate itself when it is unreadable."""
+    with contextlib.suppress(Exception):  # malformed: judged as the unknown key that it is
+        loaded = ssh.load_ssh_public_identity(_text(blob))
+        if isinstance(loaded, ssh.SSHCertificate):
+            blob = _blob(loaded.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
     return blob_type(blob), blob

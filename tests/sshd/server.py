@@ -29,7 +29,9 @@ from typing import Self
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 10.0, every_s: float = 0.02) -> None:
+def wait_until(
+    condition: Callable[[], object], what: str, timeout_s: float = 10.0, every_s: float = 0.02
+) -> None:
     """Poll until ``condition()`` is true; fail with a sentence naming ``what`` after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -129,9 +131,9 @@ class Sshd:
             f"  HostName {self.address}",
             f"  Port {self.port}",
             f"  User {self.user}",
-            f"  IdentityFile \"{self.client_key}\"",
+            f'  IdentityFile "{self.client_key}"',
             "  IdentitiesOnly yes",
-            f"  UserKnownHostsFile \"{self.known_hosts}\"",
+            f'  UserKnownHostsFile "{self.known_hosts}"',
             *(f"  {line.strip()}" for line in extra.splitlines()),
         ]
         self.ssh_config.write_text("\n".join(lines) + "\n")
@@ -156,7 +158,7 @@ class Sshd:
             "Port": str(self.port),
             "ListenAddress": self.address,
             "PidFile": "none",
-            "AuthorizedKeysFile": f"\"{self.authorized_keys}\"",
+            "AuthorizedKeysFile": f'"{self.authorized_keys}"',
             "StrictModes": "no",
             "UsePAM": "no",
             "PasswordAuthentication": "no",
@@ -173,7 +175,7 @@ class Sshd:
         }
         if _openssh_version() >= (9, 8):
             options.setdefault("PerSourcePenalties", "no")  # else failed logins in one test starve the next
-        lines = [f"HostKey \"{self.host_key(kind)}\"" for kind in self.host_key_types]
+        lines = [f'HostKey "{self.host_key(kind)}"' for kind in self.host_key_types]
         lines += [f"{key} {value}" for key, value in options.items()]
         (self.folder / "sshd_config").write_text("\n".join(lines) + "\n")
 
@@ -182,11 +184,18 @@ class Sshd:
         assert self.process is None, "already started"
         self._prepare()
         # The job's environment must be that of a login, not of the test run (PYTHONUNBUFFERED would hide bugs).
-        environment = {key: os.environ[key] for key in ("PATH", "HOME", "USER", "LANG", "TZ") if key in os.environ}
+        environment = {
+            key: os.environ[key] for key in ("PATH", "HOME", "USER", "LANG", "TZ") if key in os.environ
+        }
         command = [*self.command_prefix, SSHD, "-D", "-e", "-f", str(self.folder / "sshd_config")]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
             )
         wait_until(self._listening, f"sshd listens on port {self.port} ({self.log.read_text()[-500:]})")
         return self
@@ -224,7 +233,9 @@ class Sshd:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     # ------------------------------------------------------------------ what happened, and mischief
@@ -236,7 +247,9 @@ class Sshd:
         found: list[int] = []
         parents = [self.process.pid]
         while parents:
-            children = [pid for parent in parents for pid in _children(parent) if _command_name(pid) in SSHD_NAMES]
+            children = [
+                pid for parent in parents for pid in _children(parent) if _command_name(pid) in SSHD_NAMES
+            ]
             found += children
             parents = children
         return found
