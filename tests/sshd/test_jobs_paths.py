@@ -16,7 +16,7 @@ NASTY = {
     "unicode": "köln-東京-🚀",
     "shell": "$(touch owned);`touch owned`&|>*?[x]~!#",
     "dash": "-rf",
-    "backslash": "a\\b\\n{workdir}",
+    "backslash": "a\\b\\n{other}",
 }
 
 
@@ -25,7 +25,8 @@ def test_root_workdir_and_file_names(tmp_path: Path, name: str) -> None:
     script = tmp_path / f"{name.replace('/', '_')}.sh"
     script.write_text("pwd > where; printf '%s' \"$ORCH_WORKDIR\" > told; ls -a > seen\n")
     step = {
-        "run": "sh {files}/*.sh && cp {files}/*.sh {workdir}/copied && echo '{not.ours}'",
+        "run": "sh {files}/*.sh && cp {files}/*.sh {workdir}/copied && echo '{not.ours}' && mkdir {steps.work.output} && "
+        "echo result > {steps.work.output}/\"it's out\"",
         "files": [str(script)],
     }
     folder = tmp_path / "stage"
@@ -43,7 +44,7 @@ def test_root_workdir_and_file_names(tmp_path: Path, name: str) -> None:
         assert JobDir(stage.root, job).state == "succeeded"
         destination = folder / "fetched here" / name
         stage.laptop.run("fetch", job, destination, expect=0)
-        assert any(path.name == "copied" or path.suffix == ".sh" or path.name == "log" for path in destination.rglob("*"))
+        assert [path.read_text() for path in destination.rglob("it's out")] == ["result\n"]
 
 
 def test_every_file_of_ours_is_private_whatever_the_umask(tmp_path: Path) -> None:

@@ -83,12 +83,14 @@ class Laptop:
 
     def write_inventory(self, hosts: Mapping[str, Mapping[str, Any]]) -> None:
         """Replace the inventory. JSON is YAML 1.2."""
-        self.inventory.write_text(json.dumps({"hosts": {name: dict(entry) for name, entry in hosts.items()}}, indent=1))
+        self.inventory.write_text(
+            json.dumps({"hosts": {name: dict(entry) for name, entry in hosts.items()}}, indent=1, ensure_ascii=False)
+        )
 
     def plan(self, steps: Sequence[Mapping[str, Any]], *, name: str = "plan", **top: Any) -> Path:
         """Write a plan for the host `box` and return its path."""
         path = self.folder / f"{name}.yaml"
-        path.write_text(json.dumps({"name": name, "host": "box", **top, "steps": list(steps)}, indent=1))
+        path.write_text(json.dumps({"name": name, "host": "box", **top, "steps": list(steps)}, indent=1, ensure_ascii=False))
         return path
 
     def forget(self) -> None:

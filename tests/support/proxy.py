@@ -91,6 +91,11 @@ class Proxy:
         for link in links:
             link.reset()
 
+    def disarm(self) -> None:
+        """Forget a cut or a freeze that was ordered and has not happened."""
+        with self._lock:
+            self._cut = self._freeze = None
+
     def refuse(self, refusing: bool) -> None:
         """Accept and reset at once (True), or serve again (False)."""
         self._refusing = refusing
