@@ -76,7 +76,7 @@ def launch(
         spec["release"] = agent.hello()["release"]
         upload(agent, prepared.files, progress)
         if preflight:
-            _preflight(session, prepared)
+            _preflight(session, prepared, wait_gate=bool(wait_gate_s))
     except OrchError:
         if not resumed:
             # No launch request has left, so there is nothing that a later launch could find.
@@ -201,10 +201,10 @@ def build(session: Session, loaded: LoadedPlan, host: str, *, job: str, created_
     return Prepared(loaded, host, record, files, {})
 
 
-def _preflight(session: Session, prepared: Prepared) -> None:
+def _preflight(session: Session, prepared: Prepared, *, wait_gate: bool) -> None:
     from orchestrator.services.preflight import run_checks
 
-    answer = run_checks(session, prepared, deep=False)
+    answer = run_checks(session, prepared, deep=False, wait_gate=wait_gate)
     failed = [check for check in answer["checks"] if check.get("verdict") == "fail"]
     raised = {check["step"]: check["exports"] for check in answer["checks"] if check.get("exports")}
     for step in prepared.spec["steps"]:

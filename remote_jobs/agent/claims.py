@@ -126,7 +126,12 @@ class Claimer:
         self._places: Dict[Tuple[str, str], _Place] = {}
 
     def claim(
-        self, job: str, step: str, gpus: Union[int, Sequence[int]], host_gpus: Optional[int] = None
+        self,
+        job: str,
+        step: str,
+        gpus: Union[int, Sequence[int]],
+        host_gpus: Optional[int] = None,
+        among: Optional[Sequence[int]] = None,
     ) -> Tuple[Optional[Claim], str]:
         """Take the GPUs now, or keep a place in the queue and say what is waited for.
 
@@ -135,6 +140,7 @@ class Claimer:
             step: the step's name.
             gpus: how many of the host's, or exactly which (indices).
             host_gpus: how many the host has; needed when `gpus` is a number (default: that number).
+            among: the only ones to choose from, as seen just now (others are held by foreign work).
 
         Returns:
             (claim, "") or (None, reason such as "gpu 3 held by job X").
@@ -144,6 +150,10 @@ class Claimer:
             ValueError: more GPUs asked for than the host has.
         """
         wants, count = _wanted(gpus, host_gpus)
+        if among is not None:
+            wants = [index for index in wants if index in set(among)]
+            if len(wants) < count:
+                return None, "{} GPUs wanted, {} may be used: the others are held by foreign work".format(count, len(wants))
         folder_fd = open_folder(self.folder)
         try:
             with _mutex(self.folder) as locked:
@@ -154,6 +164,7 @@ class Claimer:
                 if place is None:
                     place = self._enter(job, step, wants, count)
                     self._places[key] = place
+                place.ticket.wants = wants
                 return self._take(key, place)
         finally:
             os.close(folder_fd)

@@ -23,13 +23,31 @@ def claimer() -> "Claimer":
 
 
 def claim_gpus(
-    keeper: "Claimer", spec: protocol.JobSpec, step: protocol.StepSpec
+    keeper: "Claimer", spec: protocol.JobSpec, step: protocol.StepSpec, among: Optional[List[int]] = None
 ) -> Tuple[Optional["Claim"], str]:
-    """(claim, "") when the step holds its GPUs now, else (None, who holds them). FIFO among orch jobs."""
+    """(claim, "") when the step holds its GPUs now, else (None, who holds them). FIFO among orch jobs; ``among`` limits the choice."""
     try:
-        return keeper.claim(spec.id, step.name, step.gpus, spec.host_gpus)
+        return keeper.claim(spec.id, step.name, step.gpus, spec.host_gpus, among)
     except (OSError, ValueError) as exc:
         return None, str(exc)
+
+
+def usable(reading: Optional[Dict[str, Any]]) -> Optional[List[int]]:
+    """Indices that a step may claim: clean ones, and those that only orch jobs hold (the claim queues behind these).
+
+    None when the reading says nothing about single GPUs: then any may be claimed and the gate decides.
+    """
+    shown = ((reading or {}).get("gpus") or {}).get("gpus") or []
+    good = [
+        int(gpu["index"])
+        for gpu in shown
+        if gpu.get("index") is not None
+        and (
+            gpu.get("clean")
+            or (gpu.get("processes") and all(str(p.get("owner", "")).startswith("job:") for p in gpu["processes"]))
+        )
+    ]
+    return good if shown else None
 
 
 def read_gate(layout: "Layout", spec: protocol.JobSpec, indices: Optional[List[int]]) -> Dict[str, Any]:

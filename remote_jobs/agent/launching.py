@@ -92,6 +92,8 @@ def _check_gate(layout: Layout, spec: protocol.JobSpec) -> None:
     from remote_jobs.agent import gpu_access
 
     reading = gpu_access.read_gate(layout, spec, None)
+    if first.gpus < (spec.host_gpus or 0) and len(gpu_access.usable(reading) or []) >= first.gpus:
+        return
     if not reading.get("open") and reading.get("foreign"):
         raise AgentError(
             "gate_closed",
