@@ -14,7 +14,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from remote_jobs.logs.lines import Prefix, read_prefix
 from remote_jobs.logs.rules import RULES, Rule
-from remote_jobs.logs.rules.context import CAUGHT, DONE, FINITE_RETRY, GAVE_UP, NOISE, SERVER_STOPPED, WORK
+from remote_jobs.logs.rules.context import CAUGHT, DONE, FINITE_RETRY, GAVE_UP, HARMLESS, NOISE, SERVER_STOPPED, WORK
 from remote_jobs.logs.rules.rule import ALWAYS, GENERIC, HARD, NEVER, SYMPTOM, needles_of
 
 TEXT_LIMIT = 2000
@@ -42,6 +42,8 @@ _WHAT = re.compile(r"^\s*what\(\):\s+")
 _REQUEST_SOURCE = re.compile(r"\[(?:[\w/-]*/)?(?:serving\w*|preprocess|chat_utils|protocol|serve/\w+|openai/\w+|logger|middleware)(?:/\w+)*\.py:\d+\]")
 _TRACEBACK = "Traceback (most recent call last)"
 _LOW = frozenset({"DEBUG", "INFO", "WARNING"})
+_HIGH = frozenset({"ERROR", "CRITICAL", "FATAL"})
+_LOUD = re.compile(r"\W{0,4}(?:fatal|critical|error|an error occurred)\b(?! ?level)", re.IGNORECASE)
 _NAN_METRIC = re.compile(r"['\"]?\b(?:loss|train_loss|lm loss|grad_norm|train/loss)['\"]?\s*[:=]\s*['\"]?nan\b", re.IGNORECASE)
 _CONTEXT_LINES = 6
 MESSAGE_LINES = 8
@@ -84,7 +86,7 @@ def read_body(body: str) -> _Reading:
             _READINGS.clear()
         exception = _EXCEPTION_LINE.match(body) is not None
         reading = _READINGS[key] = _Reading(
-            match_rule(body),
+            None if HARMLESS.search(body) else match_rule(body),
             DONE.search(body) is not None,
             SERVER_STOPPED.search(body) is not None,
             CAUGHT.search(body) is not None,
@@ -108,6 +110,7 @@ class Finding(NamedTuple):
     worker: Optional[str]
     pid: Optional[int]
     activity: int  # healthy work counted up to here
+    loud: bool = False  # logged as an error, or starts with that word
 
 
 class _Writer:
@@ -276,6 +279,7 @@ class EvidenceCollector:
                 ends = True
             elif rule.shows_end != NEVER:
                 ends = clean or ending or bool(_WHAT.match(body)) or (message and rule.rank < SYMPTOM)
+        loud = own.level in _HIGH or _LOUD.match(body) is not None
         self.counts[rule.id] = self.counts.get(rule.id, 0) + 1
         if self.findings and ends and activity - self._last_activity() > STALE_ACTIVITY:
             self._forget_recovered(activity)
@@ -284,7 +288,7 @@ class EvidenceCollector:
             self._seen.clear()
         seen = self._seen.get(key, 0)
         self._seen[key] = seen + 1
-        finding = Finding(rule, line, text.rstrip("\r\n"), ends, handled, clean, worker, pid, activity)
+        finding = Finding(rule, line, text.rstrip("\r\n"), ends, handled, clean, worker, pid, activity, loud)
         if seen < 6 and len(self.findings) < FINDINGS_KEPT:
             self.findings.append(finding)
         else:

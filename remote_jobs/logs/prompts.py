@@ -13,7 +13,7 @@ from typing import Optional, Tuple
 from remote_jobs.logs.lines import read_prefix, to_text
 
 PROMPT = re.compile(
-    r"(?i)(?:\[y(?:es)?/n(?:o)?\]|\(y(?:es)?/n(?:o)?(?:/\[?\w+\]?)?\)|\[yes\]|\(yes/no/\[fingerprint\]\)|\[Y/n/\w\]|\(\[y\]/n\)|\[y\|n\]|\(y\|n\)|\(y or n\)|yes or no)\s*[?:>]?\s*$"
+    r"(?i)\(\d\) don't visualize my results\s*$|(?:\[y(?:es)?/n(?:o)?\]|\(y(?:es)?/n(?:o)?(?:/\[?\w+\]?)?\)|\[yes\]|\(yes/no/\[fingerprint\]\)|\[Y/n/\w\]|\(\[y\]/n\)|\[y\|n\]|\(y\|n\)|\(y or n\)|yes or no)\s*[?:>]?\s*$"
     r"|(?:^|[\s'\"])pass(?:word|phrase)(?: for [^:]{1,120})?:\s*$|Enter passphrase for key .*:\s*$|verification code:\s*$"
     r"|(?:enter|type|paste|input|provide|select|choose)\b[^.!]{0,100}(?:choice|token|key|code|number|option|name|value|path|api.?key|here|credentials|selection|\(input will not be visible\)|and hit enter[^:]*)[^.!]{0,40}[:?>]\s*$"
     r"|press (?:any key|enter|return|\[?enter\]?)[^.]{0,40}(?:to continue|\.\.\.|:)?\s*$"

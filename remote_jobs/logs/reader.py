@@ -178,22 +178,26 @@ class LogReader:
         return main.update.line if main is not None and main.complete else None
 
     def _nan_tail(self) -> Optional[Tuple[int, str]]:
+        """(line, text) of the first of the last metric lines, when at least three in a row show NaN up to the end."""
         if self._evidence.first_nan_line is None:
             return None
-        streak = 0
-        text = ""
-        for line in reversed(to_text(self._tail).splitlines()):
-            metric = _METRIC_LINE.search(line[:2000])
-            if metric is None:
-                continue
-            norm = _GRAD.search(line[:2000])
-            loss = metric.group("loss").lower().rstrip(".")
-            bad_norm = norm is not None and norm.group("norm").lower() == "nan"
-            if not (loss in {"nan", "-nan"} or (bad_norm and loss.strip("0.") == "")):
-                break
-            streak += 1
-            text = line.strip()
-        return (self._evidence.first_nan_line, text) if streak >= 3 else None
+        streak: List[Tuple[int, str]] = []
+        line = self._splitter.line
+        finite_before = False
+        for text in reversed(to_text(self._tail).split("\n")):
+            metric = _METRIC_LINE.search(text[:2000])
+            if metric is not None:
+                norm = _GRAD.search(text[:2000])
+                loss = metric.group("loss").lower().rstrip(".")
+                bad_norm = norm is not None and norm.group("norm").lower() == "nan"
+                if not (loss in {"nan", "-nan"} or (bad_norm and loss.strip("0.") == "")):
+                    finite_before = True
+                    break
+                streak.append((line, text.strip()))
+            line -= 1
+        if len(streak) < 3:
+            return None
+        return streak[-1] if finite_before else (self._evidence.first_nan_line, streak[-1][1])
 
 
 def explain_bytes(data: bytes, exit_status: Optional[int] = None) -> Dict[str, Any]:

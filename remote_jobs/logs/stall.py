@@ -110,7 +110,7 @@ def judge_stall(
     if quiet_s < limit_s:
         return Standing("moving", "progress {:.0f} s ago".format(quiet_s), quiet_s, limit_s)
     io_quiet_s = None if signals.read_bytes_moved_at_s is None else signals.now_s - signals.read_bytes_moved_at_s
-    if signals.io_wait or (io_quiet_s is not None and io_quiet_s < MIN_LIMIT_S):
+    if signals.io_wait or (io_quiet_s is not None and io_quiet_s < min(MIN_LIMIT_S, limit_s)):
         what = "a process waits for storage (state D)" if signals.io_wait else "bytes still move"
         return Standing("slow", "no progress for {:.0f} s, but {}".format(quiet_s, what), quiet_s, limit_s)
     log_quiet_s = signals.now_s - signals.log_grew_at_s

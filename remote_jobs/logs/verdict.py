@@ -8,6 +8,7 @@ Must not import anything but the standard library and its siblings; no I/O.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -38,6 +39,9 @@ _SHELL_CODES = {
 }
 LAST_WORDS = 30
 """Lines at the end in which even a warning may name the cause, once the process is known to have failed."""
+
+
+_GOT_SIGNAL = re.compile(r"got signal: (\d{1,2})\b")
 
 
 @dataclass
@@ -122,15 +126,20 @@ def _shows_end(findings: List[Finding], around: Circumstances) -> bool:
 
 
 def _last_words(findings: List[Finding], around: Circumstances) -> bool:
-    """A named cause on the very last lines (`cp: ...: No space left on device`), with nothing behind it."""
-    return any(
-        found.line >= around.last_line - 3
-        and not found.handled
-        and found.rule.rank < STRONG_KILL
-        and found.rule.shows_end != NEVER
-        and around.activity - found.activity < WORK
-        for found in findings
-    )
+    """A named cause on the very last lines (`cp: ...: No space left on device`), with nothing behind it.
+
+    A line logged as an error may stand a little further up; side services (metrics, uploads) fail over the network
+    without anybody minding, so those count only at the very end.
+    """
+    for found in findings:
+        loud = found.loud and found.rule.failure_class != "network"
+        if found.line < around.last_line - (LAST_WORDS if loud else 3):
+            continue
+        named = found.rule.rank < STRONG_KILL or (loud and found.rule.failure_class == "nccl")
+        quiet = around.activity - found.activity < WORK
+        if named and quiet and not found.handled and found.rule.shows_end != NEVER:
+            return True
+    return False
 
 
 def _is_teardown(found: Finding, *, explicit: bool) -> bool:
@@ -238,6 +247,9 @@ def _from_finding(best: Finding, findings: List[Finding], around: Circumstances)
     summary = rule.proves[:1].upper() + rule.proves[1:] + "."
     if best.worker:
         summary = "{} (seen in {})".format(summary[:-1], best.worker) + "."
+    asked = _GOT_SIGNAL.search(best.text)
+    if asked is not None and int(asked.group(1)) in _SIGNALS:
+        summary += " {}.".format(_SIGNALS[int(asked.group(1))][1])
     return _failure(
         rule.failure_class,
         rule.id,

@@ -22,6 +22,12 @@ NOISE = re.compile(
 )
 """A line with such text proves nothing. Judged on the line without its prefix."""
 
+HARMLESS = re.compile(
+    r"Device or resource busy: .*\.nfs[0-9a-f]{6}|'NoneType' object has no attribute '(?:terminate|join|close|cadam|dumps?|maxsize|path|is_alive|cuda_runtime)"
+    r"|sys\.meta_path is None|Python is likely shutting down|cannot schedule new futures after (?:interpreter )?shutdown|can't (?:register atexit|create new thread at interpreter) "
+)
+"""Exceptions that only ever come from a program's way out, or that a library swallows (NFS silly-renames)."""
+
 FINITE_RETRY = re.compile(
     r"(?i)(?:will |is |are |be )?(?:retry(?:ing)?|trying (?:again|to resume|to reconnect|another|with|next|a smaller)|re-?attempt(?:ing)?|falling back|fall(?:s)? back|fallback"
     r"|reconnecting|attempt \d+(?:/| of )\d+|backing off|backoff|will be (?:retried|regenerated|ignored|skipped)"

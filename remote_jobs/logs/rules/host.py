@@ -195,7 +195,7 @@ RULES = (
     Rule("exit-143", "killed", r"(?:exit(?:ed)?(?: with)?(?: (?:exit )?(?:code|status))?:?|returned non-zero exit status) (?:143|130|129|-15|-2|-1)\b|died with <Signals\.SIG(?:TERM|INT|HUP)",
          "the process was asked to stop", "subprocess.CalledProcessError: Command '['python', 'train.py']' died with <Signals.SIGTERM: 15>.", _SHELL, rank=SOFT_KILL + 1, shows_end=ALWAYS),
     # -------------------------------------------------------------------------------------------------- native crashes
-    Rule("segfault", "segfault", r"^(?!.*(?:root|common) causes)(?:.*?)(?:Segmentation fault|\bSIGSEGV\b|segfault at|Segfault encountered|\(exit code: -11\)|exit(?:ed with)?(?: code)?:? ?(?:139|-11)\b|Signals\.SIGSEGV|double free or corruption|malloc\(\): |free\(\): invalid|munmap_chunk\(\)|corrupted (?:size|double-linked)|stack smashing detected)",
+    Rule("segfault", "segfault", r"^(?!.*(?:root|common) causes)(?:.*?)(?:Segmentation fault|Unexpected segmentation fault|\bSIGSEGV\b|segfault at|Segfault encountered|\(exit code: -11\)|exit(?:ed with)?(?: code)?:? ?(?:139|-11)\b|Signals\.SIGSEGV|double free or corruption|malloc\(\): |free\(\): invalid|munmap_chunk\(\)|corrupted (?:size|double-linked)|stack smashing detected)",
          "native code crashed", "Fatal Python error: Segmentation fault", _LIBC, shows_end=ALWAYS, teardown_noise=True),
     Rule("illegal-instruction", "code_incompatibility", r"Illegal instruction|\bSIGILL\b|exitcode\s*:? ?-4\b",
          "a library was built for another CPU", "/srv/run.sh: line 3: 4242 Illegal instruction     (core dumped) python train.py", _SHELL, shows_end=ALWAYS),
