@@ -14,7 +14,16 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from remote_jobs.logs.lines import Prefix, read_prefix
 from remote_jobs.logs.rules import RULES, Rule
-from remote_jobs.logs.rules.context import CAUGHT, DONE, FINITE_RETRY, GAVE_UP, HARMLESS, NOISE, SERVER_STOPPED, WORK
+from remote_jobs.logs.rules.context import (
+    CAUGHT,
+    DONE,
+    FINITE_RETRY,
+    GAVE_UP,
+    HARMLESS,
+    NOISE,
+    SERVER_STOPPED,
+    WORK,
+)
 from remote_jobs.logs.rules.rule import ALWAYS, GENERIC, HARD, NEVER, SYMPTOM, needles_of
 
 TEXT_LIMIT = 2000
@@ -30,12 +39,12 @@ TRIGGERS = (
     b"nan", b"hangup", b"exit", b"in use", b"not found", b"panic", b"complete", b"finished", b"shut", b"is lost",
     b"evicted", b"success", b"watchdog", b"closed by", b"illegal", b"fit` stopped", b"final validation", b"view run",
     b"all done", b"extracted ", b"preempt", b"duplicate gpu", b"process down", b"scale-out", b"row remap", b"system not y",
-    b"bus err", b"floating point", b"train_runtime",
+    b"bus err", b"floating point", b"disconnect", b"train_runtime",
 )
 """Lower-case texts, one of which every line of interest contains; the test suite holds the table to it."""
 
 _EXCEPTION_LINE = re.compile(
-    r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Failure|Fault|Died|Timeout|Exit|Expired|Empty|Full|Again|NotFound|Invalid|NotAvailable|OutOfResources)(?:\([^)]*\))?(?::|\s*$)"
+    r"(?:[A-Za-z_]\w*\.)*(?:Exception|[A-Z]\w*(?:Error|Exception|Interrupt|Failure|Fault|Died|Timeout|Exit|Expired|Empty|Full|Again|NotFound|Invalid|NotAvailable|OutOfResources))(?:\([^)]*\))?(?::|\s*$)"
 )
 _ANY_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:: |:?$)")
 _WHAT = re.compile(r"^\s*what\(\):\s+")

@@ -15,7 +15,17 @@ from typing import Any, Dict, List, Optional, Tuple
 from remote_jobs.logs.evidence import STALE_ACTIVITY, Finding
 from remote_jobs.logs.rules import CLASSES
 from remote_jobs.logs.rules.context import WORK
-from remote_jobs.logs.rules.rule import CAUSE, GENERIC, HARD, NEVER, SOFT_KILL, STRONG_KILL, SYMPTOM, WRAPPER
+from remote_jobs.logs.rules.rule import (
+    ALWAYS,
+    CAUSE,
+    GENERIC,
+    HARD,
+    NEVER,
+    SOFT_KILL,
+    STRONG_KILL,
+    SYMPTOM,
+    WRAPPER,
+)
 
 _SIGNALS = {
     1: ("killed", "SIGHUP: the terminal or SSH session that it hung on closed"),
@@ -37,6 +47,8 @@ _SHELL_CODES = {
     126: ("config", "exit status 126: the program could not be executed"),
     127: ("missing_file", "exit status 127: the program was not found"),
 }
+TALKS_ON = 6
+"""Units of work (INFO lines) behind a raised exception that no wrapper follows: the program goes on talking."""
 LAST_WORDS = 30
 """Lines at the end in which even a warning may name the cause, once the process is known to have failed."""
 
@@ -113,6 +125,8 @@ def _shows_end(findings: List[Finding], around: Circumstances) -> bool:
     if around.done_line is not None and around.done_line > last.line:
         return False
     if around.activity - last.activity >= 3 * WORK and not (hard and around.activity - last.activity < STALE_ACTIVITY):
+        return False
+    if last.rule.shows_end != ALWAYS and around.activity - last.activity >= TALKS_ON:
         return False
     if around.last_line - last.line > 400 and last.rule.rank < WRAPPER:
         return False

@@ -59,7 +59,7 @@ DONE = re.compile(
 SERVER_STOPPED = re.compile(r"Application shutdown complete|Finished server process|Shutting down FastAPI|\[shutdown\] (?:API server|EngineCore|MPClient|Process manager)|all workers exited gracefully|Waiting for application shutdown|Server (?:stopped|shut down)")
 """A server going down in order, as told."""
 
-ACTIVITY_NEEDLES = (b'" 200', b"'loss': ", b'"loss": ', b"throughput: ", b" lm loss", b"train/loss", b"step:", b"HTTP/1.1 200")
+ACTIVITY_NEEDLES = (b'" 200', b"'loss': ", b'"loss": ', b"throughput: ", b" lm loss", b"loss: ", b"train/loss", b"step:", b"HTTP/1.1 200")
 """Counted per block at C speed: healthy work goes on behind an error. Each counts WORK units."""
 WORK = 8
 """Units of one piece of visible work (a bar's advance, an answered request); an INFO line counts one."""
