@@ -211,28 +211,34 @@ class Controller:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
-        self._out = b""
-        self._err = b""
-        self._reader = threading.Thread(target=self._drain, daemon=True)
-        self._reader.start()
+        self.out = b""
+        self.err = b""
+        self._readers = [threading.Thread(target=self._drain, args=(name,), daemon=True) for name in ("out", "err")]
+        for reader in self._readers:
+            reader.start()
 
-    def _drain(self) -> None:
+    def _drain(self, name: str) -> None:
+        stream = self.process.stdout if name == "out" else self.process.stderr
+        assert stream is not None
         with contextlib.suppress(OSError, ValueError):  # the pipes may be closed at the end of a failed test
-            self._out, self._err = self.process.communicate()
+            while data := os.read(stream.fileno(), 65536):
+                setattr(self, name, getattr(self, name) + data)
 
     def kill(self) -> str:
         """SIGKILL, as a flat battery; what it had printed."""
         kill(self.process.pid)
-        self._reader.join(10)
-        return self._out.decode()
+        return self.ended().out
 
     def ended(self, within_s: float = 40.0) -> Answer:
         """Its answer, once it ended by itself."""
-        self._reader.join(within_s)
         argv = list(map(str, self.process.args)) if isinstance(self.process.args, list) else []
-        answer = Answer(argv, self.process.poll() or 0, self._out.decode(), self._err.decode())
-        assert not self._reader.is_alive(), f"still running after {within_s:g} s: {argv}"
-        return answer
+        try:
+            status = self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {within_s:g} s: {argv}; printed {self.out + self.err!r}") from None
+        for reader in self._readers:
+            reader.join(5)
+        return Answer(argv, status, self.out.decode(errors="replace"), self.err.decode(errors="replace"))
 
 
 def writes(pid: int) -> int:
