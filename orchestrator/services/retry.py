@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.errors import HostRefused
 from orchestrator.services.look import look
 from orchestrator.services.resolve import FoundJob
 from orchestrator.services.stop import control
@@ -27,7 +29,24 @@ def retry(
     from orchestrator.core.changes import retry_changes
 
     changes = retry_changes(sets, _steps(session, job)) if sets else {}
-    return control(session, job, "retry", step=step, set=changes)
+    try:
+        return control(session, job, "retry", step=step, set=changes)
+    except HostRefused as refusal:
+        secrets = _secrets_at_hand(session, job) if refusal.reason == "needs_secrets" else {}
+        if not secrets:
+            raise
+    return control(session, job, "retry", secrets=secrets, step=step, set=changes)
+
+
+def _secrets_at_hand(session: Session, job: FoundJob) -> dict[str, dict[str, str]]:
+    """The job's secrets by the names they have in its environment; the plan that said where they are is not at hand.
+
+    Empty unless all of them are set here.
+    """
+    answer = session.agent(job.host).request("look", jobs=[job.id])
+    wanted = ((answer["jobs"].get(job.id) or {}).get("spec") or {}).get("secrets") or {}
+    found = {step: {name: os.environ.get(name, "") for name in names} for step, names in wanted.items()}
+    return found if all(value for values in found.values() for value in values.values()) else {}
 
 
 def _steps(session: Session, job: FoundJob) -> list[tuple[str, str | None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.services.resolve import FoundJob
@@ -14,11 +15,17 @@ ACKNOWLEDGE_S = 10.0
 """How long the host waits for the supervisor's word before it answers."""
 
 
-def control(session: Session, job: FoundJob, action: str, **args: Any) -> dict[str, Any]:
-    """One request to a supervisor, repeated safely after a broken link (the host folds equal requests into one)."""
+def control(
+    session: Session, job: FoundJob, action: str, *, secrets: Mapping[str, Any] | None = None, **args: Any
+) -> dict[str, Any]:
+    """One request to a supervisor, repeated safely after a broken link (the host folds equal requests into one).
+
+    ``secrets`` travel beside the request: what is in it becomes a record on the host.
+    """
     given = {key: value for key, value in args.items() if value not in (None, "", {})}
+    more: dict[str, Any] = {"secrets": secrets} if secrets else {}
     answer = session.agent(job.host).request(
-        "control", job=job.id, action=action, args=given, wait_s=ACKNOWLEDGE_S
+        "control", job=job.id, action=action, args=given, wait_s=ACKNOWLEDGE_S, **more
     )
     state = answer.get("state")
     return {

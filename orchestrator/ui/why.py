@@ -100,6 +100,8 @@ def next_block(answer: Json) -> list[Text]:
                 changes_words(one.get("changes")),
             ]
             lines.append(Text("  " + ", ".join(part for part in parts if part)))
+    if answer.get("offer"):
+        lines.append(Text(one_line(str(answer["offer"]))))
     if answer.get("incident"):
         lines.append(Text(f"incident bundle on the host: {one_line(str(answer['incident']))}"))
         lines.append(Text(f"  bring it here: orch fetch {answer.get('job')} DEST --what logs"))

@@ -23,6 +23,7 @@ from remote_jobs.agent.markers import Markers
 _SCAN_EVERY_S = 10.0
 _SCAN_OFTEN_FOR_S = 30.0
 _KILL_AGAIN_S = 5.0
+_WORK_BARS = frozenset({"Extracting hidden states", "Generating responses"})
 
 
 def utc_now() -> str:
@@ -195,13 +196,12 @@ class Attempt:
             self._text_tail = data[-len(self._wanted_text) :]
 
     def work_done(self) -> int:
-        """Samples, steps or checkpoints that the step's own markers count as done (shards of a load do not count)."""
-        counts = [
-            int(marker["done"])
-            for marker in self.markers.newest()
-            if isinstance(marker.get("done"), int) and not str(marker.get("phase", "")).startswith("load")
-        ]
-        return max(counts, default=0)
+        """Samples or checkpoints done so far: by the step's own markers, or by the bar of a built-in step's work.
+
+        Shards of a load do not count, nor does any other bar: work that is gone at the next start is no progress.
+        """
+        bars = [int(bar["done"] or 0) for bar in self.snapshot().get("bars", []) if bar.get("label") in _WORK_BARS]
+        return max([self.markers.work_done(), *bars])
 
     def _open_bar(self) -> Any:
         """The newest bar that is not full, or None."""

@@ -74,7 +74,8 @@ class Fold:
             self._apply_to_step(step, kind, data, event)
         if kind == "reopened":
             for item in self.state["steps"]:
-                if data.get("step_filter") in (None, item["name"]):
+                chosen = data.get("steps")
+                if item["name"] in chosen if chosen is not None else data.get("step_filter") in (None, item["name"]):
                     item["state"] = protocol.advance(item["state"], kind, item["name"])
                     item["waiting"] = item["retry_at"] = None
         self._apply_to_job(kind, data, at)

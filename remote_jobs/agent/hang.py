@@ -90,9 +90,12 @@ def _waiting_verdict(prompt: Dict[str, Any]) -> Dict[str, Any]:
     }  # fmt: skip
 
 
-def write_stacks(attempt: "Attempt", left: Sequence[procs.Proc]) -> None:
-    """Stacks of a hanging attempt, before it is stopped."""
-    folder = os.path.join(attempt.dir, protocol.INCIDENT_DIR)
+def write_stacks(attempt_dir: str, left: Sequence[procs.Proc], secrets: Sequence[str]) -> None:
+    """Stacks of what runs, before it is ended; the first ones stay, they show more. Blocks: for a side task."""
+    folder = os.path.join(attempt_dir, protocol.INCIDENT_DIR)
+    if os.path.exists(os.path.join(folder, incident.STACKS_FILE)):
+        return
     with contextlib.suppress(OSError):
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        write_json(os.path.join(folder, incident.STACKS_FILE), incident.stacks(left), durable=False)
+        rows = incident.scrubbed(incident.stacks(left), secrets)
+        write_json(os.path.join(folder, incident.STACKS_FILE), rows, durable=False)

@@ -12,10 +12,11 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from remote_jobs import protocol
-from remote_jobs.agent import procs
+from remote_jobs.agent import procs, smi_run
 from remote_jobs.agent.jobdir import read_json, write_atomic, write_json
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ TAIL_FILE = "log.tail"
 DECISION_FILE = "decision.json"
 STACKS_FILE = "stacks.json"
 _TAIL_BYTES = 256 * 1024
+_STACKS_S = 20.0
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE|AUTH|COOKIE|SESSION_KEY", re.I)
 _KERNEL_LINES = re.compile(r"NVRM: Xid|Out of memory|oom-kill|oom_reaper|segfault at|I/O error|EXT4-fs error|XFS .*(?:error|corrupt)", re.I)
 _KERNEL_STAMP = re.compile(r"\[\s*(\d+\.\d+)\]")
@@ -37,6 +39,25 @@ def masked(env: Mapping[str, str], secrets: Sequence[str]) -> Dict[str, str]:
     """The environment with every secret's value masked: declared ones and those whose name says so."""
     hidden = set(secrets)
     return {key: MASK if key in hidden or _SECRET_NAME.search(key) else value for key, value in sorted(env.items())}
+
+
+def scrubbed(value: Any, secrets: Sequence[str]) -> Any:
+    """The same JSON value with every secret's value masked in every text: a shell puts `$TOKEN` into its child's argv.
+
+    Values shorter than 4 characters are left alone, since masking them would spoil every text.
+    """
+    hidden = sorted((secret for secret in set(secrets) if len(secret) >= 4), key=len, reverse=True)
+    if not hidden:
+        return value
+    if isinstance(value, str):
+        for secret in hidden:
+            value = value.replace(secret, MASK)
+        return value
+    if isinstance(value, dict):
+        return {scrubbed(key, hidden): scrubbed(item, hidden) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [scrubbed(item, hidden) for item in value]
+    return value
 
 
 def context(
@@ -74,12 +95,16 @@ def process_row(proc: procs.Proc) -> Dict[str, Any]:
 
 
 def stacks(left: Sequence[procs.Proc]) -> List[Dict[str, Any]]:
-    """Process rows with Python stacks where py-spy is on the host's PATH (it may need rights we lack)."""
+    """Process rows with Python stacks where py-spy is on the host's PATH (it may need rights we lack).
+
+    Blocks for up to half a minute: only for side tasks.
+    """
     py_spy = shutil.which("py-spy")
+    until = time.monotonic() + _STACKS_S
     rows = []
     for proc in list(left)[:32]:
         row = process_row(proc)
-        if py_spy:
+        if py_spy and time.monotonic() < until:
             row["py_spy"] = _output([py_spy, "dump", "--nonblocking", "--pid", str(proc.pid)], 10.0)
         rows.append(row)
     return rows
@@ -91,11 +116,12 @@ def write(
     verdict: Mapping[str, Any],
     exit_status: Optional[int],
     facts: Mapping[str, Any],
+    secrets: Sequence[str] = (),
 ) -> str:
     """Write the bundle; its folder. Parts that fail are named in the bundle; a full disk loses only the bundle."""
     folder = os.path.join(attempt_dir, protocol.INCIDENT_DIR)
     parts: Dict[str, Callable[[], Any]] = {
-        "gpus": lambda: _output(["nvidia-smi"], 15.0) if shutil.which("nvidia-smi") else "no nvidia-smi on this host",
+        "gpus": lambda: smi_run.run_smi(()) if smi_run.find_smi() else "no nvidia-smi on this host",
         "kernel": kernel_lines,
         "disk": lambda: _disk([attempt_dir, str((facts.get("environment") or {}).get("ORCH_WORKDIR") or "/")]),
         "memory": _memory,
@@ -108,16 +134,18 @@ def write(
             bundle[name] = "could not be read: {}".format(exc)
     with contextlib.suppress(OSError):
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        write_json(os.path.join(folder, BUNDLE_FILE), bundle, durable=False)
+        write_json(os.path.join(folder, BUNDLE_FILE), scrubbed(bundle, secrets), durable=False)
         with open(log_path, "rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
-            write_atomic(os.path.join(folder, TAIL_FILE), log.read(_TAIL_BYTES), durable=False)
+            tail = log.read(_TAIL_BYTES).decode("utf-8", "surrogateescape")
+            data = scrubbed(tail, secrets).encode("utf-8", "surrogateescape")
+            write_atomic(os.path.join(folder, TAIL_FILE), data, durable=False)
     return folder
 
 
-def note_decision(attempt: "Attempt", decision: "Decision") -> None:
+def note_decision(attempt_dir: str, decision: "Decision") -> None:
     """Say in the bundle what happens next and what the next attempt changes."""
-    folder = os.path.join(attempt.dir, protocol.INCIDENT_DIR)
+    folder = os.path.join(attempt_dir, protocol.INCIDENT_DIR)
     record = {
         "retry": decision.retry,
         "reason": decision.reason,

@@ -6,14 +6,16 @@ Evidence besides the log: exit status or signal, the kernel's OOM counters, file
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence
 
 from remote_jobs import protocol
-from remote_jobs.agent import incident
+from remote_jobs.agent import hang, incident, procs
 from remote_jobs.agent.attempt import Attempt
+from remote_jobs.agent.jobdir import read_json
 
 if TYPE_CHECKING:
     from remote_jobs.agent.stepper import Stepper
@@ -41,6 +43,10 @@ class Facts:
     marker_progress: int
     oom_kills_before: Optional[int]
     started_mono: float
+    stop_verdict: Optional[Dict[str, Any]] = None
+    """What the attempt was stopped for (a hang, a prompt); it stands, whatever the program made of the signal."""
+    secrets: List[str] = field(default_factory=list)
+    left: List[procs.Proc] = field(default_factory=list)
     context: Dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -65,6 +71,9 @@ class Facts:
             marker_progress=attempt.work_done(),
             oom_kills_before=attempt.oom_kills_before,
             started_mono=attempt.started_mono,
+            stop_verdict=stepper.hang_verdict if attempt.stop_kind == "hang" else None,
+            secrets=boss.secret_values(),
+            left=left,
             context=incident.context(attempt, stepper.spec, boss.spec, left),
         )
 
@@ -76,17 +85,24 @@ def judge(facts: Facts) -> Dict[str, Any]:
     """
     counted = _counted(facts)
     progress = counted if counted is not None else facts.marker_progress
+    if facts.uses == "train" and counted is None:
+        progress = saved_training_step(facts.output)
     if facts.stop_kind in ("user", "service", "service_lost"):
         state = {"user": "stopped", "service": "succeeded", "service_lost": "failed"}[facts.stop_kind]
         return {"state": state, "verdict": None, "progress": progress}
     verdict = _verdict(facts, counted)
     if verdict is None:
         return {"state": "succeeded", "verdict": None, "progress": progress}
-    incident.write(facts.attempt_dir, facts.log_path, verdict, facts.exit_status, facts.context)
+    verdict = incident.scrubbed(verdict, facts.secrets)
+    if facts.left:
+        hang.write_stacks(facts.attempt_dir, facts.left, facts.secrets)
+    incident.write(facts.attempt_dir, facts.log_path, verdict, facts.exit_status, facts.context, facts.secrets)
     return {"state": "failed", "verdict": verdict, "progress": progress}
 
 
 def _verdict(facts: Facts, counted: Optional[int]) -> Optional[Dict[str, Any]]:
+    if facts.stop_verdict is not None:
+        return facts.stop_verdict
     if facts.stop_kind in ("timeout", "not_ready"):
         return unknown_verdict(facts.stop_reason or facts.stop_kind, signature=facts.stop_kind)
     from remote_jobs.logs.source import explain_file  # heavy (rules): only ever loaded in the side task
@@ -156,6 +172,16 @@ def count_files(workdir: str, pattern: str) -> int:
     return sum(1 for _ in glob.iglob(os.path.join(workdir, os.path.expanduser(pattern)), recursive=True))
 
 
+def saved_training_step(output: str) -> int:
+    """Newest optimizer step in a training state below ``output``: steps that no checkpoint holds are not kept."""
+    newest = 0
+    for pattern in ("*/training_state.json", "*/*/training_state.json"):
+        for path in glob.iglob(os.path.join(output, pattern)):
+            with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+                newest = max(newest, int(read_json(path).get("global_step") or 0))
+    return newest
+
+
 def count_bar(step: protocol.StepSpec, counted: int) -> Dict[str, Any]:
     """The count of `done.count` as a bar of explain's shape."""
     done = step.done or {}
@@ -220,8 +246,13 @@ def fallback(attempt: Attempt, error: Optional[str]) -> Dict[str, Any]:
     return {"state": state, "verdict": verdict, "progress": attempt.work_done()}
 
 
-def gate_verdict(reasons: Sequence[str], waited_s: float) -> Dict[str, Any]:
-    """The gate stayed closed for as long as the plan allows."""
+def gate_verdict(reasons: Sequence[str], waited_s: float, *, broken: Optional[str] = None) -> Dict[str, Any]:
+    """The gate stayed closed for as long as the plan allows; ``broken``: the class, when no waiting would have helped."""
+    if broken is not None:
+        return unknown_verdict(
+            "the GPUs cannot be used: {}".format("; ".join(reasons)), signature="gate_broken", klass=broken,
+            retry="no", advice="look at them: orch gpus HOST; a reset or a reboot of the host may be needed",
+        )  # fmt: skip
     summary = "the GPUs were not free within {:.0f} s: {}".format(waited_s, "; ".join(reasons))
     return unknown_verdict(
         summary, signature="gate_wait", klass="gpu_busy", retry="after_change",
@@ -229,9 +260,10 @@ def gate_verdict(reasons: Sequence[str], waited_s: float) -> Dict[str, Any]:
     )  # fmt: skip
 
 
-def lost_verdict(attempt: Mapping[str, Any], left: List[int]) -> Dict[str, Any]:
+def lost_verdict(attempt: Mapping[str, Any], left: List[int], *, rebooted: bool = False) -> Dict[str, Any]:
     """An attempt whose supervisor ended without a word: its exit status is not known."""
-    summary = "the supervisor of attempt {} was killed, so its exit status is unknown".format(attempt.get("n"))
+    what = "the host was rebooted under attempt {}" if rebooted else "the supervisor of attempt {} was killed"
+    summary = what.format(attempt.get("n")) + ", so its exit status is unknown"
     if left:
         summary += "; {} process(es) still ran and were ended".format(len(left))
     return unknown_verdict(summary, signature="supervisor_lost", klass="killed", retry="yes")

@@ -19,7 +19,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional
 
 from remote_jobs import protocol
-from remote_jobs.agent import control, logind
+from remote_jobs.agent import control, logind, reboot
 from remote_jobs.agent.jobdir import JobDir, Layout, Lock, fsync_dir, is_memory_fs, lock_holder, write_json
 from remote_jobs.agent.look import Looker
 
@@ -80,7 +80,7 @@ def launch(
         "adopted": adopted,
         "started": started,
         "state": jobs[spec.id]["state"],
-        "warnings": logind.warnings(),
+        "warnings": [*logind.warnings(), *filter(None, [reboot.offer(layout, spec)])],
     }
 
 
@@ -226,13 +226,14 @@ def post_control(
     args: Mapping[str, Any],
     wait_s: float,
     key: str = "",
+    secrets: Optional[Mapping[str, Any]] = None,
 ) -> Dict[str, Any]:
     """Ask a job's supervisor for something and wait for its acknowledgement; starts one where none lives.
 
     ``key`` names the request: one that is sent again after a dropped link is found by it and not obeyed twice.
 
     Raises:
-        AgentError: no_job, bad_request (nothing to stop or retry), supervisor_failed, disk_full.
+        AgentError: no_job, bad_request (nothing to stop or retry), needs_secrets, supervisor_failed, disk_full.
     """
     job = layout.job(job_id)
     jobs, unreadable = looker.jobs([job_id])
@@ -257,12 +258,14 @@ def post_control(
         raise AgentError("bad_request", "job {} is over ({})".format(job_id, name))
     if final and action == "retry":
         _wait_unlocked(job, 5.0)
+        if not secrets:
+            _refuse_without_secrets(job)
     try:
         request_id = control.post(job, action, args, key)
     except OSError as exc:
         raise disk_error(exc, "writing the request") from exc
     if not lock_holder(job.lock_path())[0]:
-        _start_supervisor(layout, job, {})
+        _start_supervisor(layout, job, secrets or {})
     deadline = time.monotonic() + wait_s
     while True:
         events = job.read_events()
@@ -276,6 +279,19 @@ def post_control(
     if mine and mine[0].get("kind") == "note":
         raise AgentError("bad_request", str((mine[0].get("data") or {}).get("text")))
     return answer
+
+
+def _refuse_without_secrets(job: JobDir) -> None:
+    """The values are deleted when a job ends: an attempt without them would fail of something else."""
+    names = sorted({name for step in job.spec().step_specs() for name in step.secrets})
+    if names and not os.path.exists(job.at(protocol.SECRETS_FILE)):
+        raise AgentError(
+            "needs_secrets",
+            "job {} needs {} again: the values of its secrets were deleted when it ended".format(
+                job.id, ", ".join(names)
+            ),
+            "set for this command: {} orch retry {}".format(" ".join(name + "=..." for name in names), job.id),
+        )
 
 
 def _obeyed(job: JobDir, key: str) -> Optional[Mapping[str, Any]]:

@@ -141,6 +141,7 @@ class Looker:
             "spec": {
                 "name": spec.name, "host": spec.host, "plan_sha256": spec.plan_sha256, "created_at": spec.created_at,
                 "workdir": spec.workdir, "controller": spec.controller,
+                "secrets": {step.name: step.secrets for step in spec.step_specs() if step.secrets},
             },
         }  # fmt: skip
         if final:

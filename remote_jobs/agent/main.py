@@ -1,6 +1,6 @@
 """Entry of everything that runs on the host with the system's Python (`python3 -I -S <release> COMMAND`).
 
-Commands: agent (look server), supervise (one job), explain (a log), checks (preflight).  Standard library only.
+Commands: agent (look server), supervise (one job), resume (jobs that a reboot cut short), explain (a log), checks (preflight).  Standard library only.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     supervise = commands.add_parser("supervise")
     supervise.add_argument("--root", required=True)
     supervise.add_argument("--job", required=True)
+    resume = commands.add_parser("resume")  # at boot, by a line that a person has installed: see reboot.py
+    resume.add_argument("--root", required=True)
     args = parser.parse_args(arguments)
     if args.command == "supervise":
         from remote_jobs.agent import supervisor
@@ -45,6 +47,11 @@ def main(argv: Optional[List[str]] = None) -> int:
     from remote_jobs.agent.server import Server
 
     layout = Layout(args.root)
+    if args.command == "resume":
+        from remote_jobs.agent import reboot
+
+        reboot.resume(layout)
+        return 0
     layout.prepare()
     return Server(layout, args.release).run()
 

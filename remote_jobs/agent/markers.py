@@ -58,3 +58,12 @@ class Markers:
     def newest(self) -> List[Dict[str, Any]]:
         """Newest marker of each phase and state."""
         return list(self._newest.values())
+
+    def work_done(self) -> int:
+        """Largest `done` of any phase but those that load: samples, steps or checkpoints."""
+        counts = [
+            int(marker["done"])
+            for marker in self.newest()
+            if isinstance(marker.get("done"), int) and not str(marker.get("phase", "")).startswith("load")
+        ]
+        return max(counts, default=0)

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import signal
 import time
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, Iterable, List, Mapping, Sequence
 
 from remote_jobs import protocol
 from remote_jobs.agent import procs
 from remote_jobs.agent.attempt import ladder
+from remote_jobs.agent.command import Places
 from remote_jobs.agent.jobdir import JobDir, read_json
+from remote_jobs.agent.markers import Markers
+
+_LOST_LOG_BYTES = 4 << 20
 
 
 def recorded_processes(job: JobDir, index: int, name: str, n: int) -> List[protocol.ProcessId]:
@@ -42,12 +47,14 @@ def left_running(job: JobDir, index: int, step: protocol.StepSpec, n: int) -> Li
     return procs.find_job(job.id, recorded=recorded, sessions=[sid for sid in sessions if sid in known])
 
 
-def end_processes(left: Sequence[procs.Proc], step: "protocol.StepSpec | None" = None) -> None:
+def end_processes(left: Sequence[procs.Proc], step: protocol.StepSpec) -> None:
     """TERM, the step's grace, KILL. Blocks; only used before a supervisor's loop starts."""
-    rungs = ladder(step) if step is not None else [(int(signal.SIGTERM), 15.0), (int(signal.SIGKILL), 5.0)]
     alive = list(left)
-    for signum, wait_s in rungs:
-        for proc in alive:
+    pids = {proc.pid for proc in left}
+    for signum, wait_s in ladder(step):
+        # As in a stop: a training main process forwards TERM itself, a second one would mean "now, without saving".
+        chosen = [proc for proc in alive if proc.ppid not in pids] if step.uses == "train" else alive
+        for proc in alive if signum == signal.SIGKILL else chosen:
             procs.send_signal(proc, signum)
         deadline = time.monotonic() + wait_s
         while alive and time.monotonic() < deadline:
@@ -61,6 +68,77 @@ def end_processes(left: Sequence[procs.Proc], step: "protocol.StepSpec | None" =
 def _still(proc: procs.Proc) -> bool:
     now = procs.read_proc(proc.pid)
     return now is not None and now.start_ticks == proc.start_ticks and now.state not in "ZX"
+
+
+@dataclasses.dataclass
+class Past:
+    """What a step's events say of it since it was last reopened."""
+
+    changes: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    history: List[Dict[str, Any]] = dataclasses.field(default_factory=list)
+    kept: int = 0
+
+
+def replay(name: str, events: Iterable[Mapping[str, Any]]) -> Past:
+    """Changed parameters and failed attempts of a step, as the supervisor that wrote these events knew them."""
+    past = Past()
+    judged: Dict[str, Any] = {}
+    for event in events:
+        kind, data = event.get("kind"), event.get("data") or {}
+        if kind in ("reopened", "retry_requested"):
+            for parameter in parameters_set(name, data.get("set") or {}):
+                past.changes.pop(parameter, None)
+        if kind == "reopened":
+            past.history = []
+        if event.get("step") != name:
+            continue
+        if kind == "attempt_started":
+            past.changes.update(data.get("changes") or {})
+        elif kind == "attempt_judged":
+            judged = {"verdict": data.get("verdict"), "progress": data.get("progress") or 0, "n": event.get("attempt")}
+            past.kept = max(past.kept, int(judged["progress"]))
+        elif kind in ("retry_scheduled", "step_failed"):
+            past.changes.update(data.get("changes") or {})
+            if judged.get("verdict"):
+                past.history.append(judged)
+            judged = {}
+    return past
+
+
+def parameters_set(name: str, given: Mapping[str, Any]) -> List[str]:
+    """Parameters of a step that options such as ``step.with.key=value`` set."""
+    found: List[str] = []
+    for path, value in given.items():
+        parts = str(path).split(".")
+        if parts[:2] == [name, "with"]:
+            found += parts[2:3] if len(parts) > 2 else list(value) if isinstance(value, dict) else []
+    return found
+
+
+def of_another_boot(job: JobDir, index: int, name: str, n: int) -> bool:
+    """True when an attempt's main process was started before the host's last boot."""
+    return any(item.boot_id != procs.boot_id() for item in recorded_processes(job, index, name, n))
+
+
+def kept_by(job: JobDir, index: int, step: protocol.StepSpec, n: int, places: Places) -> int:
+    """Samples or checkpoints that a lost attempt kept: files counted, training states, or its log's markers."""
+    from remote_jobs.agent import judge
+
+    if step.done and step.done.get("count"):
+        return judge.count_files(places.workdir, str(places.filled(step.done["count"])))
+    if step.uses == "train":
+        return judge.saved_training_step(places.output(step.name))
+    markers = Markers()
+    with contextlib.suppress(OSError), open(job.attempt_path(index, step.name, n, protocol.LOG_FILE), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _LOST_LOG_BYTES))
+        markers.feed(file.read(_LOST_LOG_BYTES))
+    return markers.work_done()
+
+
+def identities(rows: Iterable[Mapping[str, Any]]) -> List[protocol.ProcessId]:
+    """Identities of processes named by pid in a reading of the gate; empty when one of them is gone already."""
+    found = [procs.identity(int(row["pid"])) for row in rows if row.get("pid")]
+    return [item for item in found if item is not None] if all(found) else []
 
 
 def with_overrides(step: protocol.StepSpec, overrides: Mapping[str, Any]) -> protocol.StepSpec:

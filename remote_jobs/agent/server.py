@@ -318,6 +318,7 @@ class Server:
             request.get("args") or {},
             float(request.get("wait_s") or 10.0),
             str(request.get("key") or ""),
+            request.get("secrets") or {},
         )
         return answer, b""
 

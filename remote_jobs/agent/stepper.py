@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
 from remote_jobs import protocol
 from remote_jobs.agent import (
@@ -39,7 +39,15 @@ IDLE, CLAIM, GATE, RUNNING, JUDGING, CLEANUP, BACKOFF, DONE = (
 GATE_WAIT_S = 1800.0
 GATE_EVERY_S = 1.0
 GATE_EVERY_LATER_S = 15.0
+GATE_OFTEN_S = 600.0
+"""After this the driver is asked less often, and at once when one of the processes it named has ended."""
+BROKEN_READS = 3
+"""Readings in a row that no waiting can heal (a GPU is missing or broken) before the step fails."""
+STACKS_TIMEOUT_S = 40.0
+SERVICE_FELT_S = 60.0
+"""A step that failed this short before its service was seen to die most likely failed of that."""
 CLAIM_EVERY_S = 1.0
+SURVEY_EVERY_S = 5.0
 COUNT_EVERY_S = 15.0
 READY_EVERY_S = 1.0
 CLEANUP_GPU_WAIT_S = 120.0
@@ -71,6 +79,13 @@ class Stepper:
         self._count_at = 0.0
         self._waiting: Optional[str] = None
         self._gate_since: Optional[float] = None
+        self._read_again_at = 0.0
+        self._holders: List[protocol.ProcessId] = []
+        self._broken = 0
+        self._stacks: Optional[SideTask] = None
+        self._failed_at = 0.0
+        self.kept = 0
+        """Most work (samples, checkpoints) that any attempt of this step kept."""
         self._ready = False
         self._phases: Dict[str, str] = {}
         self._phase_events = 0
@@ -82,8 +97,10 @@ class Stepper:
         self._service_lost = False
         self._extra_s = 0.0
         self._hang = hang.HangWatch()
-        self._hang_verdict: Optional[Dict[str, Any]] = None
+        self.hang_verdict: Optional[Dict[str, Any]] = None
+        self._suspicion: Tuple[str, str] = ("", "")
         self._argv: List[str] = []
+        self._among: Optional[List[int]] = None
         self._forecasts = history.ForecastKeeper()
         self.apply_overrides()
 
@@ -124,12 +141,14 @@ class Stepper:
 
     def side_pids(self) -> List[int]:
         """Our side tasks' pids, which are not the job's processes."""
-        return [task.pid for task in (self._side, self._probe, self._count) if task is not None]
+        return [task.pid for task in self._tasks()]
 
     def watch_fds(self) -> List[int]:
         """Pipes whose data should wake the loop."""
-        tasks = (self._side, self._probe, self._count)
-        return [task.fd for task in tasks if task is not None and task.pending]
+        return [task.fd for task in self._tasks() if task.pending]
+
+    def _tasks(self) -> List[SideTask]:
+        return [task for task in (self._side, self._probe, self._count, self._stacks) if task is not None]
 
     def next_due(self, now: float) -> float:
         """When this step wants its next tick (monotonic, s)."""
@@ -137,7 +156,7 @@ class Stepper:
             return now + 60.0
         if self.mode in (RUNNING, JUDGING, CLEANUP) and self.attempt is not None:
             young = now - self.attempt.started_mono < _FAST_START_S
-            fast = young or self.attempt.stopping or self.mode != RUNNING
+            fast = young or self.attempt.stopping or self.mode != RUNNING or self._stacks is not None
             return now + (0.1 if fast else 1.0)
         return max(now + 0.02, self._due)
 
@@ -155,6 +174,7 @@ class Stepper:
     def crash(self, text: str) -> None:
         """A bug of ours must not take the job's other steps along, nor leave this one's processes behind."""
         self._drop_side()
+        self._drop_stacks()
         attempt, self.attempt = self.attempt, None  # first, so that nothing below reads a log that is closed
         if attempt is not None:
             attempt.kill_all(self.others())
@@ -199,21 +219,41 @@ class Stepper:
 
     def _tick_claim(self, now: float) -> None:
         if self.stop_kind:
+            self._drop_side()
             self._end(EventKind.STEP_STOPPED, reason=self.stop_reason)
             return
         if now < self._due:
             return
         if self.spec.gpus > 0 and self.claim is None:
-            self.claim, reason = gpu_access.claim_gpus(self.boss.claimer, self.boss.spec, self.spec)
+            if not self._surveyed(now):
+                return
+            among, self._among = self._among, None
+            self.claim, reason = gpu_access.claim_gpus(self.boss.claimer, self.boss.spec, self.spec, among)
             if self.claim is None:
-                self._due = now + CLAIM_EVERY_S
+                self._due = now + (CLAIM_EVERY_S if among is None else SURVEY_EVERY_S)
                 if reason != self._waiting:
                     self._waiting = reason
                     self.boss.emit(EventKind.STEP_QUEUED, self.name, reason=reason)
                 return
         self._waiting = None
         self.mode, self._due = GATE, 0.0
-        self._gate_since = now
+        self._gate_since, self._read_again_at, self._broken = now, 0.0, 0
+
+    def _surveyed(self, now: float) -> bool:
+        """True once it is known which GPUs may be claimed; only asked for when some of the host's are enough."""
+        if not 0 < self.spec.gpus < (self.boss.spec.host_gpus or 0):
+            return True
+        if self._side is None:
+            spec, layout = self.boss.spec, self.boss.layout
+            self._side = SideTask(
+                lambda: gpu_access.read_gate(layout, spec, None), timeout_s=180.0, memory_mib=None
+            )
+        if not self._side.ready():
+            self._due = now + 0.1
+            return False
+        self._among = gpu_access.usable(self._side.result)
+        self._side = None
+        return True
 
     def _tick_gate(self, now: float) -> None:
         if self.stop_kind:
@@ -226,10 +266,10 @@ class Stepper:
         if self._side is None:
             if now < self._due:
                 return
-            spec, layout, claim = self.boss.spec, self.boss.layout, self.claim
-            self._side = SideTask(
-                lambda: gpu_access.read_gate(layout, spec, claim.indices), timeout_s=180.0, memory_mib=None
-            )
+            if now < self._read_again_at and all(procs.is_alive(holder) for holder in self._holders):
+                self._due = now + GATE_EVERY_S
+                return
+            self._side = self._gate_reading()
             return
         if not self._side.ready():
             self._due = now + 0.1
@@ -243,16 +283,22 @@ class Stepper:
             return
         reasons = (reading or {}).get("reasons") or ["the GPUs could not be read: {}".format(error)]
         waited = now - (self._gate_since or now)
-        limit = float(self.boss.spec.gate.get("wait_s") or GATE_WAIT_S)
-        if waited > limit:
-            verdict = judge.gate_verdict(reasons, waited)
+        given = self.boss.spec.gate.get("wait_s")
+        limit = GATE_WAIT_S if given is None else float(given)
+        self._broken = 0 if (reading or {}).get("can_wait", True) else self._broken + 1
+        if waited > limit or self._broken >= BROKEN_READS:
+            answers = ((reading or {}).get("gpus") or {}).get("gpus")
+            broken = ("gpu_hardware" if answers else "driver") if self._broken >= BROKEN_READS else None
+            verdict = judge.gate_verdict(reasons, waited, broken=broken)
             self._end(EventKind.STEP_FAILED, reason=verdict["summary"], verdict=verdict)
             return
         text = "; ".join(reasons)
         if text != self._waiting:
             self._waiting = text
             self.boss.emit(EventKind.STEP_GATED, self.name, reasons=reasons, wait_s=limit)
-        self._due = now + (GATE_EVERY_S if waited < 600 else GATE_EVERY_LATER_S)
+        self._holders = recovery.identities((reading or {}).get("holders") or [])
+        self._read_again_at = now + (GATE_EVERY_LATER_S if waited > GATE_OFTEN_S and self._holders else 0.0)
+        self._due = now + GATE_EVERY_S
 
     # ----------------------------------------------------------------------------------------------------------- start
 
@@ -319,8 +365,13 @@ class Stepper:
         attempt.log.enforce_limit()
         if self.stop_kind and not attempt.stopping:
             attempt.request_stop(self.stop_kind, self.stop_reason)
+        if self._stacks is not None and (attempt.stopping or self._stacks.ready()):
+            self._drop_stacks()
+            attempt.request_stop(*self._suspicion)
         if attempt.stopping:
             self._climb(now)
+            return
+        if self._stacks is not None:
             return
         if self.is_service:
             self._tick_service(now)
@@ -362,7 +413,7 @@ class Stepper:
             return
         limit = (self.spec.service or {}).get("timeout_s")
         if limit and now - self.attempt.started_mono > float(limit) + self._extra_s:
-            self.attempt.request_stop("not_ready", "not ready after {:.0f} s".format(float(limit)))
+            self._suspect("not_ready", "not ready after {:.0f} s".format(float(limit)))
 
     def _tick_count(self, now: float) -> None:
         """A `run` step with `done.count` shows that count as its progress."""
@@ -384,14 +435,26 @@ class Stepper:
         assert attempt is not None
         limit = self.spec.timeout_s
         if limit and now - attempt.started_mono > float(limit) + self._extra_s:
-            attempt.request_stop("timeout", "ran longer than timeout_s = {:.0f}".format(float(limit)))
+            self._suspect("timeout", "ran longer than timeout_s = {:.0f}".format(float(limit)))
             return
         reason = self._hang.look(now, attempt, self.spec, service_ready=self._ready)
         if reason:
             self.boss.emit(EventKind.HANG_SUSPECTED, self.name, attempt.n, reason=reason["summary"], text=reason["summary"])
-            self._hang_verdict = reason
-            hang.write_stacks(attempt, attempt.own_processes(self.others()))
-            attempt.request_stop("hang", reason["summary"])
+            self.hang_verdict = reason
+            self._suspect("hang", reason["summary"])
+
+    def _suspect(self, kind: str, reason: str) -> None:
+        """Take the stacks of an attempt that is to be ended for standing still; then it is stopped."""
+        attempt = self.attempt
+        assert attempt is not None
+        if self._stacks is not None:
+            return
+        attempt.side_pids = self.boss.side_pids()
+        folder, alive, secrets = attempt.dir, attempt.own_processes(self.others()), self.boss.secret_values()
+        self._suspicion = (kind, reason)
+        self._stacks = SideTask(
+            lambda: hang.write_stacks(folder, alive, secrets), timeout_s=STACKS_TIMEOUT_S, memory_mib=None
+        )
 
     def _report_phases(self) -> None:
         assert self.attempt is not None
@@ -416,6 +479,7 @@ class Stepper:
         """The main process is gone: record that at once, then find out why."""
         attempt = self.attempt
         assert attempt is not None
+        self._drop_stacks()
         attempt.read_log()
         attempt.scan(now, force=True)
         self._report_phases()
@@ -442,10 +506,11 @@ class Stepper:
         assert attempt is not None
         result = self._side.result or judge.fallback(attempt, self._side.error)
         self._side = None
-        if attempt.stop_kind == "hang":
-            result["verdict"] = self._hang_verdict
         self._judgement = result
         attempt.progress = int(result.get("progress") or 0)
+        if self.is_service:
+            attempt.progress = sum(user.kept_so_far() for user in self.dependents())
+        self.kept = max(self.kept, attempt.progress)
         self.boss.emit(
             EventKind.ATTEMPT_JUDGED, self.name, attempt.n,
             state=result["state"], verdict=result.get("verdict"), progress=attempt.progress,
@@ -468,8 +533,9 @@ class Stepper:
         if left:
             self._end_stragglers(now, left)
             return
-        if self.claim is not None and not self._gpus_back(now):
+        if self.claim is not None and not self.stop_kind and not self._gpus_back(now):
             return
+        self._drop_side()
         self._decide(now)
 
     def _end_stragglers(self, now: float, left: List[procs.Proc]) -> None:
@@ -478,6 +544,7 @@ class Stepper:
         if not self._reported_stragglers:
             self._reported_stragglers = True
             names = [{"pid": proc.pid, "command": procs.command_line(proc.pid, 120)} for proc in left[:50]]
+            names = incident.scrubbed(names, self.boss.secret_values())
             self.boss.emit(
                 EventKind.STRAGGLERS, self.name, attempt.n, processes=names,
                 text="step {} ended, {} process(es) of it did not: ending them".format(self.name, len(left)),
@@ -494,17 +561,20 @@ class Stepper:
         if self._side is None:
             if now < self._due:
                 return False
-            spec, layout, claim = self.boss.spec, self.boss.layout, self.claim
-            self._side = SideTask(
-                lambda: gpu_access.read_gate(layout, spec, claim.indices), timeout_s=180.0, memory_mib=None
-            )
+            self._side = self._gate_reading()
             return False
         if not self._side.ready():
             return False
-        reading = self._side.result
+        reading = self._side.result or {}
         self._side = None
         self._due = now + GATE_EVERY_S
-        return bool(reading and reading.get("open")) or now - self._cleanup_since > CLEANUP_GPU_WAIT_S
+        # A holder is somebody else's process: ours is back then, and waiting for theirs is the gate's business.
+        ours_back = reading.get("open") or reading.get("holders") or not reading.get("can_wait", True)
+        return bool(ours_back) or now - self._cleanup_since > CLEANUP_GPU_WAIT_S
+
+    def _gate_reading(self) -> SideTask:
+        spec, layout, claim = self.boss.spec, self.boss.layout, self.claim
+        return SideTask(lambda: gpu_access.read_gate(layout, spec, claim.indices), timeout_s=180.0, memory_mib=None)
 
     def _decide(self, now: float) -> None:
         attempt, result = self.attempt, self._judgement
@@ -526,15 +596,19 @@ class Stepper:
     def _retry_or_fail(self, attempt: Attempt, result: Dict[str, Any], now: float) -> None:
         verdict = result.get("verdict") or judge.unknown_verdict("the service ended by itself")
         self.history.append({"verdict": verdict, "progress": attempt.progress, "n": attempt.n})
+        self._failed_at = now
         decision = policy.decide(self.spec, verdict, self.history, attempt.params, self.boss.rng)
-        incident.note_decision(attempt, decision)
+        incident.note_decision(attempt.dir, decision)
+        self._obey(decision, attempt.n, verdict, now)
+
+    def _obey(self, decision: policy.Decision, n: int, verdict: Dict[str, Any], now: float) -> None:
         if not decision.retry:
             self._end(EventKind.STEP_FAILED, reason=decision.reason, verdict=verdict)
             return
         self.changes.update(decision.changes)
         at = time.time() + decision.delay_s
         self.boss.emit(
-            EventKind.RETRY_SCHEDULED, self.name, attempt.n,
+            EventKind.RETRY_SCHEDULED, self.name, n,
             at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)), delay_s=round(decision.delay_s, 1),
             changes=decision.changes, reason=decision.reason,
         )  # fmt: skip
@@ -562,6 +636,12 @@ class Stepper:
             self.claim.release()
             self.claim = None
 
+    def _drop_stacks(self) -> None:
+        if self._stacks is not None:
+            if self._stacks.pending:
+                self._stacks.cancel()
+            self._stacks = None
+
     def _drop_side(self) -> None:
         if self._side is not None:
             self._side.cancel()
@@ -574,6 +654,15 @@ class Stepper:
         if self.mode == RUNNING and self.attempt is not None and not self.attempt.stopping:
             self._service_lost = True
             self.attempt.request_stop("service_lost", "the service {} ended".format(service))
+        elif self.mode == BACKOFF and self.history and time.monotonic() - self._failed_at < SERVICE_FELT_S:
+            last = str((self.history[-1]["verdict"] or {}).get("class"))
+            if last in ("network", "unknown"):  # it noticed before we did: that is no failure of its own
+                self.history.pop()
+
+    def kept_so_far(self) -> int:
+        """Samples or checkpoints kept by any attempt, the running one included."""
+        running = self.attempt.work_done() if self.attempt is not None else 0
+        return max(self.kept, running, self._counted or 0)
 
     def stop(self, kind: str, reason: str) -> None:
         """Stop the step for good, wherever it stands."""
@@ -590,30 +679,47 @@ class Stepper:
         if isinstance(seconds, (int, float)):
             self._extra_s += float(seconds)
 
-    def apply_overrides(self) -> None:
-        """Take `orch retry --set step.key=value` into the step's record."""
+    def apply_overrides(self, given: Optional[Mapping[str, Any]] = None) -> None:
+        """Take `orch retry --set step.key=value` into the step's record; what was ``given`` just now beats what the
+        policy had changed before.
+        """
         self.spec = recovery.with_overrides(self.original, self.boss.overrides)
+        for name in recovery.parameters_set(self.name, given or {}):
+            self.changes.pop(name, None)
 
-    def recover(self) -> None:
-        """Take up a step as an earlier supervisor left it: end what still runs of it, mark its attempt lost."""
+    def recover(self, *, by_itself: bool) -> None:
+        """Take up a step as an earlier supervisor left it: end what still runs of it, mark its attempt lost.
+
+        ``by_itself``: nobody asked for a retry (the host restarted, say), so the lost attempt counts as one.
+        """
         state = self.state
         if state in protocol.STEP_TERMINAL:
             self.mode = DONE
             return
-        for item in self.boss.fold.attempts(self.name):
-            changes = item.get("changes") or {}
-            self.changes.update(changes)
+        past = recovery.replay(self.name, self.boss.replayed)
+        self.changes, self.history, self.kept = past.changes, past.history, past.kept
         attempts = self.boss.fold.attempts(self.name)
         last = attempts[-1] if attempts else None
         if last is not None and last["state"] not in protocol.ATTEMPT_TERMINAL:
             left = recovery.left_running(self.boss.job, self.index, self.spec, last["n"])
-            recovery.end_processes(left)
-            verdict = judge.lost_verdict(last, [proc.pid for proc in left])
+            recovery.end_processes(left, self.spec)
+            rebooted = recovery.of_another_boot(self.boss.job, self.index, self.name, last["n"])
+            verdict = judge.lost_verdict(last, [proc.pid for proc in left], rebooted=rebooted)
+            kept = recovery.kept_by(self.boss.job, self.index, self.spec, last["n"], self.boss.places)
+            self.kept = max(self.kept, kept)
             self.boss.emit(
                 EventKind.ATTEMPT_ENDED, self.name, last["n"], state="lost", exit_status=None,
                 reason=verdict["summary"],
             )  # fmt: skip
-            self.boss.emit(EventKind.ATTEMPT_JUDGED, self.name, last["n"], state="lost", verdict=verdict)
+            self.boss.emit(
+                EventKind.ATTEMPT_JUDGED, self.name, last["n"], state="lost", verdict=verdict, progress=kept
+            )
+            self.history.append({"verdict": verdict, "progress": kept, "n": last["n"]})
+            if by_itself:
+                params = {**self.spec.params, **self.changes}
+                decision = policy.decide(self.spec, verdict, self.history, params, self.boss.rng)
+                self._obey(decision, last["n"], verdict, time.monotonic())
+                return
         self.mode = IDLE
         if self.state not in ("queued", "gated", "retry_wait"):
             self.boss.emit(EventKind.STEP_QUEUED, self.name, reason="taken up again")

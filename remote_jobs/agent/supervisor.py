@@ -19,7 +19,7 @@ import traceback
 from typing import Any, Dict, List, Mapping, Optional
 
 from remote_jobs import protocol
-from remote_jobs.agent import control, gpu_access, history, procs
+from remote_jobs.agent import control, gpu_access, history, procs, reboot
 from remote_jobs.agent.attempt import utc_now
 from remote_jobs.agent.command import Places
 from remote_jobs.agent.fold import Fold
@@ -56,9 +56,13 @@ class Supervisor:
         for event in events:
             self._fold_one(event)
         self.recovered_from = len(events)
-        self._replayed = events
+        self.replayed: List[Dict[str, Any]] = events
         self.steppers = [Stepper(self, step, index + 1) for index, step in enumerate(spec.step_specs())]
         self.by_name = {stepper.spec.name: stepper for stepper in self.steppers}
+
+    def secret_values(self) -> List[str]:
+        """Values that must appear in no record."""
+        return [str(value) for step in self.secrets.values() for value in dict(step or {}).values() if value]
 
     @property
     def claimer(self) -> Any:
@@ -183,7 +187,7 @@ class Supervisor:
         elif action == "retry":
             self.emit(EventKind.RETRY_REQUESTED, control=request["id"], set=args.get("set") or {})
             for stepper in self.steppers:
-                stepper.apply_overrides()
+                stepper.apply_overrides(args.get("set"))
                 stepper.retry_now()
         elif action == "extend":
             self.emit(EventKind.EXTENDED, control=request["id"], step=step, timeout_s=args.get("timeout_s"))
@@ -230,6 +234,9 @@ class Supervisor:
         who = protocol.to_dict(me) if me else {"pid": os.getpid()}
         if self.recovered_from == 0:
             self.emit(EventKind.CREATED, release=self.spec.release, supervisor=who)
+            offered = reboot.offer(self.layout, self.spec)
+            if offered:
+                self.emit(EventKind.NOTE, text=offered)
             return
         requests = control.pending(self.job)
         retry = next((item for item in requests if item.get("action") == "retry"), None)
@@ -241,13 +248,20 @@ class Supervisor:
                 text="a new supervisor took over: the earlier one ended without a final event",
             )
         for stepper in self.steppers:
-            stepper.recover()
+            stepper.recover(by_itself=not requests and not self.fold.state["stop_requested"])
+        self.replayed = []
         if retry is not None:
             self._reopen(retry, was_final=final)
+        elif self.fold.state["stop_requested"]:
+            for stepper in self.steppers:  # a stop is final, also when its supervisor was killed half-way
+                stepper.stop("user", "stopped on request")
 
     def _reopen(self, request: Mapping[str, Any], *, was_final: bool) -> None:
         args = request.get("args") or {}
-        self.emit(EventKind.REOPENED, control=request["id"], set=args.get("set") or {}, step_filter=args.get("step"))
+        again = self._with_needs(args.get("step"))
+        self.emit(
+            EventKind.REOPENED, control=request["id"], set=args.get("set") or {}, step_filter=args.get("step"), steps=again
+        )
         if was_final:
             for k in range(1, 10000):
                 target = self.job.at("result.{}.json".format(k))
@@ -256,8 +270,22 @@ class Supervisor:
                         os.rename(self.job.result_path, target)
                     break
         for stepper in self.steppers:
-            stepper.apply_overrides()
-            stepper.reopen()
+            stepper.apply_overrides(args.get("set"))
+            if again is None or stepper.name in again:
+                stepper.reopen()
+
+    def _with_needs(self, step: Any) -> Optional[List[str]]:
+        """The step, what it needs and what waits for it: these are taken up again; None means all."""
+        if step not in self.by_name:
+            return None
+        found = {step}
+        for stepper in reversed(self.steppers):
+            if stepper.name in found:
+                found |= set(stepper.spec.needs)
+        for stepper in self.steppers:
+            if found & set(stepper.spec.needs) and stepper.state == "skipped":
+                found.add(stepper.name)
+        return [stepper.name for stepper in self.steppers if stepper.name in found]
 
     def _sleep(self) -> None:
         now = time.monotonic()
@@ -406,6 +434,9 @@ def main(root: str, job_id: str) -> int:
     try:
         procs.become_subreaper()
         supervisor = Supervisor(layout, job, job.spec(), _load_secrets(job, given.get("secrets") or {}))
+        if supervisor.fold.state["state"] in protocol.JOB_TERMINAL and not control.pending(job):
+            acknowledge("ok")  # over, and nobody asks for a retry: a start at boot must not touch it
+            return 0
         supervisor.write_state(durable=True)
     except Exception as exc:
         acknowledge("error {}: {}".format(type(exc).__name__, exc))

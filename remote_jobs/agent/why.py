@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Tuple
 
 from remote_jobs import protocol
-from remote_jobs.agent import incident
+from remote_jobs.agent import incident, reboot
 from remote_jobs.agent.jobdir import JobDir, Layout
 from remote_jobs.agent.launching import AgentError
 from remote_jobs.agent.look import Looker
@@ -30,6 +30,10 @@ def why(layout: Layout, looker: Looker, job_id: str, step: Optional[str], attemp
         "verdict": None, "exit_status": None, "evidence": [], "changed_next": None, "incident": None,
         "lost": jobs[job_id]["lost"], "attempts": _ledger(state), "bundle": None, "stacks": None, "decision": None,
     }  # fmt: skip
+    if (jobs[job_id]["lost"] or {}).get("boot_changed"):
+        answer["offer"] = reboot.offer(layout, job.spec())
+    if item is not None and found is None:
+        answer.update(_ended_unstarted(job, item["name"]))
     if item is None or found is None:
         return answer
     folder = job.attempt_path(index, item["name"], found["n"])
@@ -44,7 +48,7 @@ def why(layout: Layout, looker: Looker, job_id: str, step: Optional[str], attemp
             "verdict": verdict,
             "exit_status": found.get("exit_status"),
             "evidence": evidence + _host_evidence(bundle),
-            "changed_next": (decision or {}).get("changes") or _changes_of_next(item, found["n"]),
+            "changed_next": (decision["changes"] if decision else _changes_of_next(item, found["n"])) or None,
             "incident": parts["folder"] if bundle else None,
             "bundle": {key: value for key, value in bundle.items() if key != "verdict"} or None,
             "stacks": parts["stacks"],
@@ -75,9 +79,22 @@ def _pick(
     bad = [entry for entry in candidates if entry[2]["state"] in ("failed", "lost")]
     if bad:
         return max(bad, key=lambda entry: str(entry[2].get("ended_at") or ""))
+    unstarted = [(index, item, None) for index, item in steps if item["state"] == "failed" and not item["attempts"]]
+    if unstarted:  # the gate never opened
+        return unstarted[0]
     if candidates:
         return candidates[-1]
     return (steps[0][0], steps[0][1], None) if steps else (0, None, None)
+
+
+def _ended_unstarted(job: JobDir, step: str) -> Dict[str, Any]:
+    """Verdict and reason of a step that failed before its first attempt."""
+    for event in reversed(job.read_events()):
+        if event.get("step") == step and event.get("kind") == protocol.EventKind.STEP_FAILED.value:
+            data = event.get("data") or {}
+            verdict = data.get("verdict")
+            return {"verdict": verdict, "reason": data.get("reason"), "evidence": (verdict or {}).get("evidence") or []}
+    return {}
 
 
 def _ledger(state: Dict[str, Any]) -> List[Dict[str, Any]]:
