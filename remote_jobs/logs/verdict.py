@@ -99,7 +99,7 @@ def judge(findings: List[Finding], around: Circumstances) -> Optional[Dict[str, 
     signal = signal_of(around.exit_status)
     if host_oom and (best is None or best.rule.failure_class in {"killed", "unknown", "nccl"} or signal == 9):
         return _failure("host_oom", "host-oom-killer", "The kernel's OOM killer ended a process.", None, [host_oom])
-    if best is None or (not best.ends and signal is not None and best.rule.rank != HARD):
+    if best is None or (not best.ends and signal not in (None, 6) and best.rule.rank != HARD):
         if around.prompt is not None:
             return _prompt(around.prompt)
         return _by_status(around, findings)
@@ -178,6 +178,11 @@ def _root_cause(findings: List[Finding], around: Circumstances) -> Optional[Find
         return ends[0] if ends else (usable[0] if usable and around.exit_status not in (None, 0) else None)
     best = min(pool, key=_order)
     earlier = [found for found in usable if found.line < best.line and not found.handled]
+    if best.rule.shows_end == ALWAYS and best.rule.failure_class == "unknown":
+        # C++ or Rust gave up: what was printed right before says why, if anything does.
+        said = [found for found in earlier if found.rule.rank < STRONG_KILL and found.line >= best.line - LAST_WORDS]
+        if said:
+            return min(said, key=_order)
     if best.rule.rank >= CAUSE:
         for found in earlier:
             if found.rule.rank == STRONG_KILL and found.ends and best.rule.failure_class in {"network", "nccl", "unknown"}:
