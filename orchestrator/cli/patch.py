@@ -34,10 +34,15 @@ def patch(
     action: Annotated[Action, typer.Argument(help="list, check, apply or revert.", show_default=False)],
     host: Annotated[
         str | None,
-        typer.Argument(metavar="HOST", help="Host of the inventory; its only one by default.", autocompletion=complete_hosts),
+        typer.Argument(
+            metavar="HOST",
+            help="Host of the inventory; its only one by default.",
+            autocompletion=complete_hosts,
+        ),
     ] = None,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME", help="Only this patch set. Can be given several times.")
+        list[str] | None,
+        typer.Option("--set", metavar="NAME", help="Only this patch set. Can be given several times."),
     ] = None,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Change site-packages itself instead of a copy; needs --set.")

@@ -34,7 +34,9 @@ def preflight(
     return run_checks(session, prepared, deep=deep)
 
 
-def run_checks(session: Session, prepared: Prepared, *, deep: bool, wait_gate: bool = False) -> dict[str, Any]:
+def run_checks(
+    session: Session, prepared: Prepared, *, deep: bool, wait_gate: bool = False
+) -> dict[str, Any]:
     """Ask the host's checks about a spec; a file that is only on the laptop gets the line that ships it.
 
     With ``wait_gate`` (`launch --wait`) held GPUs are a warning: the job will wait for them.

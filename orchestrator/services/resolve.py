@@ -69,7 +69,7 @@ def _unknown(prefix: str, known: dict[str, str], looks: Sequence[HostLook]) -> O
     if away:
         # It may well be on the host that did not answer: that is the thing to say, with that host's own reason.
         error = away[0].error
-        assert error is not None  # noqa: S101 - filtered above
+        assert error is not None
         return error
     hosts = ", ".join(item.host for item in looks) or "the inventory"
     alike = nearest(prefix, list(known), cutoff=0.5)

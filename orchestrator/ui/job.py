@@ -180,11 +180,19 @@ def eta_words(eta: Json | None, moment: Moment) -> str:
 
 
 def bar_eta_words(bar: Json, moment: Moment) -> str:
-    """Clock time of the end of one bar."""
+    """``14:12 - 14:16, 13m35s left``: our range for the end of one bar, or one clock time where there is no range."""
     left = eta_seconds(bar)
     if left is None or bar_percent(bar) == 100.0:
         return ""
-    return f"{clock_time(moment.now + timedelta(seconds=float(left)), moment.now, moment.zone)}, {duration(left)} left"
+    ends = [bar.get("eta_low_s"), bar.get("eta_high_s")]
+    if None in ends or bar.get("eta_s") is None:
+        ends = [left, left]
+    first, last = (
+        clock_time(moment.now + timedelta(seconds=float(end)), moment.now, moment.zone)
+        for end in ends
+        if end is not None
+    )
+    return f"{first if first == last else f'{first} - {last}'}, {duration(left)} left"
 
 
 def job_duration(job: Json, moment: Moment) -> str:

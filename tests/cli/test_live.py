@@ -93,7 +93,7 @@ def test_a_log_cannot_speak_to_the_terminal(host: Host) -> None:  # noqa: F811
     with Terminal([ORCH, "logs", job], environment=host.laptop.environment, cwd=host.laptop.folder) as terminal:
         assert terminal.ended() == 0
     text = terminal.raw.decode().replace("\r\n", "\n")
-    assert text == "onetwo\nLoading: 100%|#| 4/4 [00:01<00:01]\nred\n"
+    assert text == "onetwo\nLoading: 100%|#| 4/4 [00:01<00:01, 1.00it/s]\nred\n"
 
 
 def test_no_color_is_obeyed(host: Host) -> None:  # noqa: F811

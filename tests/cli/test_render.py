@@ -43,6 +43,12 @@ def test_a_bar_keeps_percent_counts_and_end_at_every_width(width: int) -> None:
     assert "14:13, 13m35s left" in line
 
 
+def test_a_bar_shows_the_range_of_its_end() -> None:
+    view = watch_view()
+    view.jobs["eagle3-20261129-abc234"]["steps"][2]["attempts"][1]["bars"] = [bar(eta_low_s=780.0, eta_high_s=1000.0)]
+    assert "14:13 - 14:16, 13m35s left" in "\n".join(frame(view))
+
+
 def test_equal_states_give_equal_frames() -> None:
     assert frame(watch_view()) == frame(watch_view())
 
