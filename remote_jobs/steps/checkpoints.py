@@ -8,9 +8,11 @@ a newer one of that epoch is being written, `finished.json` when training ended 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import time
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,8 @@ PREVIOUS = "previous-"
 BROKEN = "broken-"
 INTERRUPTED = "interrupted"
 STATE = "training_state.json"
+LOCK = ".trainer.lock"
+"""Held by the trainer for its life: it may outlive train.py while it saves."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,25 @@ class Checkpoint:
     def position(self) -> tuple[int, float]:
         """Orders checkpoints by progress."""
         return (self.epoch, float("inf") if self.local_step == 0 else self.local_step)
+
+
+def hold_lock(save_path: Path, wait_s: float) -> int | None:
+    """Take the trainer's lock; returns its descriptor, or None when another trainer held it all the time.
+
+    A POSIX record lock: it ends with its process and is not inherited by loaders and workers.
+    """
+    save_path.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(save_path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except OSError:
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                return None
+            time.sleep(0.1)
 
 
 def mark_complete(folder: Path) -> None:

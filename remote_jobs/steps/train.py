@@ -69,6 +69,7 @@ OURS = frozenset(
 )
 SAVE_LIMIT_S = 110.0
 """A stopped trainer that has not saved after this long is told again, which makes it leave its step at once."""
+FORMER_LIMIT_S = 150.0
 PR_SET_PDEATHSIG = 1
 
 
@@ -89,6 +90,7 @@ def train(args: argparse.Namespace, flags: list[str], progress: Progress) -> int
             processes = args.nproc_per_node or visible_gpus()
             command = [*_launcher(max(1, processes)), *_flags(args, flags, inputs, folder, gpus=processes)]
             _same_settings(folder, args, inputs, max(1, processes))
+            _wait_for_former(save_path, progress)
             best, notes = checkpoints.recover(save_path)
             for note in notes:
                 progress.say(f"Note: {note}")
@@ -113,6 +115,23 @@ def train(args: argparse.Namespace, flags: list[str], progress: Progress) -> int
         progress.mark("done", "done", done=args.epochs, total=args.epochs)
         progress.say(f"Done: {args.epochs} epochs; the draft to serve is {draft}")
     return 0
+
+
+def _wait_for_former(save_path: Path, progress: Progress) -> None:
+    """A killed train.py leaves its trainer saving a last checkpoint: that one is worth waiting for.
+
+    Raises:
+        ConfigError: it does not end: somebody else trains here.
+    """
+    lock = checkpoints.hold_lock(save_path, 0)
+    if lock is None:
+        progress.say("A trainer of a former run is still saving; waiting for it.")
+        lock = checkpoints.hold_lock(save_path, FORMER_LIMIT_S)
+    if lock is None:
+        raise ConfigError(
+            f"another trainer is writing to {save_path}", hint="use another --output, or end it"
+        )
+    os.close(lock)
 
 
 class Inputs:
@@ -293,6 +312,8 @@ def _run(command: list[str], folder: str, stop: StopSignal) -> None:
     """
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     env = {**os.environ, METRICS_ENV: os.path.join(folder, METRICS), "TOKENIZERS_PARALLELISM": "false"}
+    if not sys.stderr.isatty():
+        env.setdefault("COLUMNS", "400")  # rich wraps its lines at 80 otherwise, in the middle of words
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
     procs.become_subreaper()
     child = subprocess.Popen(

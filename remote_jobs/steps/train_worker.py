@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from remote_jobs.steps.checkpoints import FINISHED, INTERRUPTED, PREVIOUS, STATE, mark_complete
+from remote_jobs.steps.checkpoints import FINISHED, INTERRUPTED, PREVIOUS, STATE, hold_lock, mark_complete
 from remote_jobs.steps.extraction.progress import Progress
 
 METRICS_ENV = "ORCH_TRAIN_METRICS"
@@ -203,9 +203,13 @@ def main() -> int:
     stop = Stop()
     install(stop, os.environ[METRICS_ENV])
     config = TrainConfig.resolve(sys.argv[1:])
+    flat = config.flatten()
+    main_rank = int(os.environ.get("RANK", "0")) == 0
+    if main_rank and hold_lock(Path(flat["save_path"]), 0) is None:
+        print("Another trainer writes to this folder.", file=sys.stderr)
+        return 1
     train(config)
-    if not stop.asked and int(os.environ.get("RANK", "0")) == 0:
-        flat = config.flatten()
+    if not stop.asked and main_rank:
         path = Path(flat["save_path"]) / FINISHED
         with contextlib.suppress(OSError):
             path.write_text(json.dumps({"epochs": flat["epochs"], "max_steps": flat.get("max_steps")}))

@@ -9,7 +9,7 @@ import random
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,19 +94,22 @@ class Host:
         return ran
 
     def kill_when(
-        self, text: str, step: str, *arguments: object, signum: int = signal.SIGKILL, **env: str
+        self,
+        ready: Callable[[], bool],
+        step: str,
+        *arguments: object,
+        signum: int = signal.SIGKILL,
+        **env: str,
     ) -> Ran:
-        """Start a step, send a signal to its whole group once its log holds a text, and wait for its end."""
+        """Start a step, send a signal to its whole group once it got somewhere, and wait for its end."""
         process, log = self.start(step, *arguments, **env)
         wait_until(
-            lambda: text in log.read_text(errors="replace") or process.poll() is not None,
-            f"{step} prints {text!r}", within_s=300, every_s=0.05, seen=lambda: log.read_text(errors="replace")[-2000:],
+            lambda: ready() or process.poll() is not None, f"{step} got somewhere", within_s=300, every_s=0.02,
+            seen=lambda: log.read_text(errors="replace")[-2000:],
         )  # fmt: skip
-        assert process.poll() is None, (
-            f"{step} ended before {text!r}:\n{log.read_text(errors='replace')[-3000:]}"
-        )
+        assert process.poll() is None, f"{step} ended too early:\n{log.read_text(errors='replace')[-3000:]}"
         os.killpg(process.pid, signum)
-        return Ran(process.wait(60), log.read_text(errors="replace"))
+        return Ran(process.wait(90), log.read_text(errors="replace"))
 
     def end(self) -> None:
         """End what was started."""
