@@ -270,9 +270,10 @@ def lost_words(job: Json) -> str:
 
 def process_line(process: Json) -> str:
     """One process row: pid, user, state, CPU, memory, command."""
-    rss = process.get("rss_mib")
+    rss, cpu = process.get("rss_mib"), process.get("cpu_pct")
+    busy = "-" if cpu is None else f"{float(cpu):.0f}%"
     return (
         f"{process.get('pid'):>7} {one_line(str(process.get('user') or '?')):<8} {process.get('state') or '?'} "
-        f"{float(process.get('cpu_pct') or 0):5.0f}% {size(None if rss is None else float(rss) * 2**20):>9}  "
+        f"{busy:>6} {size(None if rss is None else float(rss) * 2**20):>9}  "
         f"{one_line(str(process.get('command') or ''))}"
     )
