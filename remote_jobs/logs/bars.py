@@ -80,7 +80,8 @@ class BarUpdate(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _seconds(clock: bytes, days: Optional[bytes] = None) -> Optional[int]:
+def seconds_of(clock: bytes, days: Optional[bytes] = None) -> Optional[int]:
+    """Seconds of ``1:02:03`` or ``26:40``; None for ``?`` and ``-:--:--``."""
     if not clock[:1].isdigit():
         return None
     total = 0
@@ -204,21 +205,19 @@ class WriterCache:
 
 
 # The form that nearly all updates have, in one go: label, percentage, bar or "Completed |", counts, clock, rate.
-_PLAIN = re.compile(
+PLAIN = re.compile(
     rb"(?P<label>[^|%\[\]\x1b]*?)(?P<percent>\d{1,3})%(?:\|[^|]*\|| Completed \|) *"
-    rb"(?P<done>\d+)/(?P<total>\d+) \[(?P<elapsed>[\d:]+)<(?P<remaining>[\d:]+|\?), *(?P<rate>\?|[\d.]+)"
+    rb"(?P<done>\d+)/(?P<total>\d+) \[(?P<elapsed>[\d:]+)<(?P<remaining>[\d:]+|\?), *(?P<rate>\?|\d+(?:\.\d+)?)"
     rb"(?P<unit>s/it|it/s)(?P<rest>(?:, [^\]]*)?\] *)$"
 )
 
 
-def _plain(raw: bytes, line: int, seg: int, head: bytes, cache: WriterCache) -> Optional[BarUpdate]:
-    match = _PLAIN.match(raw)
-    if match is None:
-        return None
+def read_plain(match: "re.Match[bytes]", line: int, seg: int, head: bytes, cache: WriterCache) -> BarUpdate:
+    """The update of a segment that has the plain form."""
     label, percent, done, total, elapsed, remaining, rate, unit, _ = match.groups()
     s_per_item: Optional[float] = None
     if rate != b"?":
-        value = float(rate) if rate.count(b".") < 2 else 0.0
+        value = float(rate)
         if unit == b"s/it":
             s_per_item = value
         elif value > 0:
@@ -231,8 +230,8 @@ def _plain(raw: bytes, line: int, seg: int, head: bytes, cache: WriterCache) -> 
         int(done[:24]),
         int(total[:24]),
         int(percent),
-        _seconds(elapsed),
-        None if remaining == b"?" else _seconds(remaining),
+        seconds_of(elapsed),
+        None if remaining == b"?" else seconds_of(remaining),
         s_per_item,
         worker,
         pid,
@@ -251,9 +250,9 @@ def parse_bars(
         cache: labels and writers read before.
     """
     cache = cache or WriterCache()
-    plain = _plain(raw, line, seg, head, cache)
+    plain = PLAIN.match(raw)
     if plain is not None:
-        return [plain]
+        return [read_plain(plain, line, seg, head, cache)]
     data = strip_ansi(raw)
     updates: List[BarUpdate] = []
     behind = 0
@@ -284,8 +283,8 @@ def parse_bars(
                 found.done,
                 found.total,
                 found.percent,
-                _seconds(clock.group("elapsed"), clock.group("days")),
-                _seconds(clock.group("remaining"), clock.group("left_days")) if has_left else None,
+                seconds_of(clock.group("elapsed"), clock.group("days")),
+                seconds_of(clock.group("remaining"), clock.group("left_days")) if has_left else None,
                 s_per_item,
                 worker,
                 pid,
@@ -346,6 +345,12 @@ class Bar:
         """The count has reached the total."""
         return self.update.total is not None and self.update.done >= self.update.total
 
+    def advance(self, elapsed_s: Optional[int], done: int) -> None:
+        """Count a state that moved the bar, without keeping all that it printed (the caller hands that in later)."""
+        self.advances += 1
+        if self.advances % self._skip == 0 and elapsed_s is not None:
+            self._keep(elapsed_s, done)
+
     def take(self, update: BarUpdate) -> None:
         """The bar's next printed state."""
         if update.done > self.update.done:
@@ -355,9 +360,11 @@ class Bar:
         self.update = update
 
     def _sample(self, update: BarUpdate) -> None:
-        if update.elapsed_s is None:
-            return
-        self.samples.append((float(update.elapsed_s), update.done))
+        if update.elapsed_s is not None:
+            self._keep(update.elapsed_s, update.done)
+
+    def _keep(self, elapsed_s: int, done: int) -> None:
+        self.samples.append((float(elapsed_s), done))
         if len(self.samples) > SAMPLES:
             del self.samples[1:-1:2]
             self._skip *= 2
@@ -377,6 +384,11 @@ class BarTracker:
         self._limit = limit
         self._live: Dict[Tuple[Optional[str], Optional[int], str, Optional[int]], List[Bar]] = {}
         self._instances: Dict[Tuple[Optional[str], Optional[int], str], int] = {}
+
+    def only(self, bar: Bar) -> bool:
+        """No other writer shares this bar's name and total."""
+        update = bar.update
+        return self._live.get((update.worker, update.pid, update.label, update.total)) == [bar]
 
     def take(self, update: BarUpdate) -> Bar:
         """Assign an update to its bar; returns that bar."""

@@ -138,6 +138,7 @@ class LogReader:
         block = self._splitter.flush()
         if block.data:
             self._read(block)
+        self._bars.settle()
         prompt = prompt_in(self._tail, self._splitter.line)
         failure = None
         if self._verdict:

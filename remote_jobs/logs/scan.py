@@ -14,12 +14,15 @@ from remote_jobs.logs import eta
 from remote_jobs.logs.bars import (
     ANCHOR,
     COUNTER_ANCHOR,
+    PLAIN,
     Bar,
     BarTracker,
     BarUpdate,
     WriterCache,
     parse_bars,
     parse_counter,
+    read_plain,
+    seconds_of,
 )
 from remote_jobs.logs.lines import Segment, read_prefix, to_text
 from remote_jobs.logs.phases import ANCHORS, PhaseTracker
@@ -81,6 +84,22 @@ def bar_anchors(data: bytes) -> List[int]:
     return found
 
 
+class _Run:
+    """Updates of one bar, one behind the other: most of a log of bars."""
+
+    __slots__ = ("bar", "done", "head", "label", "line", "match", "seg", "total")
+
+    def __init__(self, bar: Bar, label: bytes, total: bytes, head: bytes) -> None:
+        self.bar = bar
+        self.label = label
+        self.total = total
+        self.head = head
+        self.done = bar.update.done
+        self.match: Optional["re.Match[bytes]"] = None
+        self.line = bar.update.line
+        self.seg = bar.update.seg
+
+
 class BarReader:
     """What the full reader and the cheap follower share: bars, phases and markers of each interesting segment."""
 
@@ -88,11 +107,24 @@ class BarReader:
         self.tracker = BarTracker(bar_limit)
         self.phases = PhaseTracker()
         self._writers = WriterCache()
+        self._run: Optional[_Run] = None
+
+    def settle(self) -> None:
+        """Give the bar of the present run its last state; before anybody looks at the tracker."""
+        run, self._run = self._run, None
+        if run is not None and run.match is not None:
+            run.bar.update = read_plain(run.match, run.line, run.seg, run.head, self._writers)
 
     def take(self, raw: bytes, segment: Segment, kinds: int, on_update: Optional[Callable[[BarUpdate, Bar], None]]) -> bool:
         """Read one segment; ``kinds`` says what is in it. Returns whether a bar with a clock was read."""
+        plain = PLAIN.match(raw) if kinds & CLOCK else None
+        if plain is not None and on_update is None and not kinds & PHASE_TEXT and self._goes_on(plain, segment):
+            return True
+        self.settle()
         updates: List[BarUpdate] = []
-        if kinds & CLOCK:
+        if plain is not None:
+            updates = [read_plain(plain, segment.line, segment.seg, segment.head, self._writers)]
+        elif kinds & CLOCK:
             updates = parse_bars(raw, segment.line, segment.seg, segment.head, self._writers)
         clocked = bool(updates)
         if kinds & COUNTER and not clocked and len(raw) < 4096:
@@ -110,7 +142,25 @@ class BarReader:
         if kinds & PHASE_TEXT or starts:
             text = to_text(raw)
             self.phases.take(text[read_prefix(text).size :], segment.line)
+        if plain is not None and bar.advances and self.tracker.only(bar):
+            self._run = _Run(bar, plain.group("label"), plain.group("total"), segment.head)
         return clocked
+
+    def _goes_on(self, plain: "re.Match[bytes]", segment: Segment) -> bool:
+        """The same bar, further on: count it, and read the rest only if it turns out to be the last state."""
+        run = self._run
+        if run is None:
+            return False
+        done = int(plain.group("done")[:24])
+        same = plain.group("label") == run.label and plain.group("total") == run.total and segment.head == run.head
+        if not same or done < run.done:
+            return False
+        if done > run.done:
+            run.bar.advance(seconds_of(plain.group("elapsed")), done)
+            self.tracker.advances += 1
+            run.done = done
+        run.match, run.line, run.seg = plain, segment.line, segment.seg
+        return True
 
 
 def _forecast(bar: Bar, usual: Optional[eta.History]) -> Optional[eta.Forecast]:

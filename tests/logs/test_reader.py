@@ -65,6 +65,29 @@ def test_random_cuts_of_real_logs_give_the_same_answer_and_updates(path):
         assert list(iter_updates(iter(pieces))) == updates
 
 
+BAR_PIECES = [
+    f"{head}{label}{100 * done // total:3d}%|#  | {done}/{total} [00:0{done % 10}<00:09,  {rate}]".encode()
+    for head in ("\r", "\n", "\n(Worker_TP0 pid=7) ")
+    for label in ("", "Loading: ", "eval: ")
+    for done, total in ((0, 4), (1, 4), (2, 4), (4, 4), (3, 9))
+    for rate in ("1.00s/it]", "2.00it/s, loss=1]", "?it/s]")
+]
+
+
+@QUICK
+@given(st.lists(st.sampled_from([*BAR_PIECES, b"\nINFO x", b" glued", b"\n"]), max_size=80).map(b"".join))
+def test_bars_are_the_same_whether_every_update_is_read_or_only_the_last(data):
+    seen = []
+    reader = LogReader(seen.append)
+    reader.feed(data)
+    assert reader.finish() == explain_bytes(data)
+
+
+def test_a_damaged_rate_is_unknown():
+    bars = explain_bytes(b"\r 10%|#  | 1/10 [00:01<00:09, .it/s]\r 20%|#  | 2/10 [00:02<00:08, 1.2.3it/s]")["bars"]
+    assert [(bar["done"], bar["s_per_item"]) for bar in bars] == [(2, None)]
+
+
 @QUICK
 @given(texts, st.data())
 def test_the_follower_ends_with_the_bars_and_phases_of_explain(data, draw):
