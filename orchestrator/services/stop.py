@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.services.look import look
 from orchestrator.services.resolve import FoundJob
 from orchestrator.services.wait import wait as wait_for
 
 if TYPE_CHECKING:
     from orchestrator.services.session import Session
 
+SETTLE_LOOKS = 5
 ACKNOWLEDGE_S = 10.0
 """How long the host waits for the supervisor's word before it answers."""
 
@@ -27,14 +29,27 @@ def control(
     answer = session.agent(job.host).request(
         "control", job=job.id, action=action, args=given, wait_s=ACKNOWLEDGE_S, **more
     )
-    state = answer.get("state")
+    state, seq = answer.get("state") or {}, answer.get("seq")
+    if seq is not None and int(state.get("seq") or 0) < int(seq):
+        # The word was given, and the state that shows it is being written: who asks next must not see the old one.
+        state = _state_since(session, job, int(seq)) or state
     return {
         "job": job.id,
         "host": job.host,
         "acknowledged": bool(answer.get("acknowledged")),
-        "seq": answer.get("seq"),
-        "state": state.get("state") if isinstance(state, dict) else state,
+        "seq": seq,
+        "state": state.get("state"),
     }
+
+
+def _state_since(session: Session, job: FoundJob, seq: int) -> dict[str, Any] | None:
+    """The job's view once it shows event ``seq``; None when it does not within a few seconds."""
+    for _ in range(SETTLE_LOOKS):
+        result = look(session, job.host, jobs=[job.id], seen={job.id: seq - 1}, wait_s=1.0)
+        for view in result.jobs:
+            if view["seq"] >= seq:
+                return view
+    return None
 
 
 def stop(
