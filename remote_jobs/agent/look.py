@@ -217,12 +217,15 @@ class Looker:
             elif item["state"] != "queued":
                 item["state"] = "lost"
         state["state"] = "lost"
+        left += procs.find_job(job.id)  # also what was started a moment before the kill and never written down
         left = list({proc.pid: proc for proc in left}.values())
         if booted_elsewhere:
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(procs.boot_time_s()))
             reason = "host rebooted at {}".format(at)
         elif main_alive:
             reason = "the supervisor was killed; the job's main process still runs"
+        elif left and not any(item["attempts"] for item in state["steps"]):
+            reason = "the supervisor was killed while it started the job; {} process(es) run".format(len(left))
         elif left:
             reason = "the supervisor and the job's main process were killed; {} process(es) still run".format(len(left))
         else:

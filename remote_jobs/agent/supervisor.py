@@ -19,7 +19,7 @@ import traceback
 from typing import Any, Dict, List, Mapping, Optional
 
 from remote_jobs import protocol
-from remote_jobs.agent import control, gpu_access, history, procs, reboot
+from remote_jobs.agent import control, gpu_access, history, procs, reboot, recovery
 from remote_jobs.agent.attempt import utc_now
 from remote_jobs.agent.command import Places
 from remote_jobs.agent.fold import Fold
@@ -250,11 +250,20 @@ class Supervisor:
         for stepper in self.steppers:
             stepper.recover(by_itself=not requests and not self.fold.state["stop_requested"])
         self.replayed = []
+        self._end_unrecorded()
         if retry is not None:
             self._reopen(retry, was_final=final)
         elif self.fold.state["stop_requested"]:
             for stepper in self.steppers:  # a stop is final, also when its supervisor was killed half-way
                 stepper.stop("user", "stopped on request")
+
+    def _end_unrecorded(self) -> None:
+        """End what a supervisor had started when it was killed before it could write that down: no second copy."""
+        left = procs.find_job(self.spec.id)
+        if left:
+            names = ", ".join(str(proc.pid) for proc in left[:20])
+            self.emit(EventKind.NOTE, text="processes without a record were still running and are ended: " + names)
+            recovery.end_processes(left, protocol.StepSpec(name=""))
 
     def _reopen(self, request: Mapping[str, Any], *, was_final: bool) -> None:
         args = request.get("args") or {}

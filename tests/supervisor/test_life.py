@@ -329,7 +329,7 @@ def test_long_poll_answers_when_the_job_ends(host: HostSide) -> None:
 def test_an_idle_long_poll_lasts_its_time_and_others_are_answered_meanwhile(host: HostSide) -> None:
     agent = host.agent()
     job = host.launch(agent, "sleep 60")
-    job.wait_for_kind("attempt_started")
+    wait_until(lambda: job.state == "running", "the state says so too: it is written after the event")
     seq = look(agent, job.id)["state"]["seq"]
     started = time.monotonic()
     number = agent.send("look", jobs=[job.id], seen={job.id: seq}, wait_s=1.5)
