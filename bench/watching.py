@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import threading
 import time
 
 import psutil
 
 from bench.report import Report, Row
 from bench.stand import cpu_s, rss_mib, ssh, stand
+from tests.faults.stage import Controller
 from tests.support.jobdir import agents
 from tests.support.waiting import wait_until
 
@@ -53,8 +53,7 @@ def run(report: Report) -> None:
         log = job.log(1, "work")
         wait_until(lambda: log.exists() and log.stat().st_size, "the job prints")
         with stage.laptop.started("watch", job_id) as process:
-            drain = threading.Thread(target=process.communicate, daemon=True)
-            drain.start()
+            Controller(process)  # reads what it prints
             time.sleep(WARM_UP_S)  # start-up is not what is measured
             [agent] = agents(stage.root)
             sessions = stage.sshd.sessions()
