@@ -64,4 +64,4 @@ def patch(
         document(answer)
         return
     for line in service.text(action.value, answer):
-        out(one_line(line) if line.strip() == line else "  " + one_line(line))
+        out(" " * (len(line) - len(line.lstrip())) + one_line(line))

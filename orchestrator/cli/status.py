@@ -150,7 +150,7 @@ def history(
     """List past and present jobs with durations, attempts and verdicts."""
     from orchestrator.services.history import history as ask
     from orchestrator.ui.console import document, out, say
-    from orchestrator.ui.history import history_lines
+    from orchestrator.ui.history import history_lines, score_line
     from orchestrator.ui.job import Moment
     from orchestrator.ui.text import one_line
 
@@ -162,6 +162,9 @@ def history(
     else:
         for line in history_lines(answer["jobs"], moment):
             out(line)
+        score = score_line(answer["forecasts"])
+        if score:
+            say(score)
     for item in answer["hosts"]:
         if item["error"]:
             say(f"orch: {one_line(item['name'])} was not asked: {one_line(item['error']['message'])}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import OrchError
@@ -26,13 +28,19 @@ def history(
     for item in looks:
         remember(session, item.jobs)
     _mirror(session, [item.host for item in looks if item.reachable])
-    runs = {str(run["job"]): run for run in session.ledger.runs(host)}
+    runs = {str(run["job"]): run.get("attempts") or [] for run in session.ledger.runs(host)}
     rows = [row for row in session.ledger.jobs() if (host is None or row.host == host)]
-    jobs = [_entry(row.view, runs.get(row.id)) for row in rows if row.view]
+    jobs = [_entry(row.view, runs.get(row.id, [])) for row in rows if row.view]
     if plan is not None:
         jobs = [job for job in jobs if job["name"] == plan]
     jobs.sort(key=lambda job: str(job["created_at"] or ""), reverse=True)
-    return {"jobs": jobs[:limit], "hosts": [item.summary() for item in looks]}
+    shown = {str(job["id"]) for job in jobs}
+    every = [attempt for job, attempts in runs.items() if job in shown for attempt in attempts]
+    return {
+        "jobs": jobs[:limit],
+        "hosts": [item.summary() for item in looks],
+        "forecasts": forecast_score(every),
+    }
 
 
 def _mirror(session: Session, hosts: list[str]) -> None:
@@ -50,10 +58,39 @@ def _mirror(session: Session, hosts: list[str]) -> None:
 
     if hosts:
         for host, runs in zip(hosts, in_parallel(hosts, ask), strict=True):
-            session.ledger.mirror_runs(host, runs)
+            by_job: dict[str, list[dict[str, Any]]] = {}
+            for run in runs:
+                by_job.setdefault(str(run.get("job")), []).append(run)
+            session.ledger.mirror_runs(host, [{"job": job, "attempts": rows} for job, rows in by_job.items()])
 
 
-def _entry(view: dict[str, Any], run: dict[str, Any] | None) -> dict[str, Any]:
+def forecast_score(attempts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """How good the ETAs were: ``{"count", "median_error", "printed_median_error"}``, or None without any.
+
+    Every bar's forecast at 25, 50 and 75 % is kept by the host and compared with what was left in truth. Errors are
+    shares of that (0.1 = off by a tenth); ``printed`` is the remaining time that the bar itself showed.
+    """
+    made = [
+        forecast
+        for attempt in attempts
+        for forecast in attempt.get("forecasts") or []
+        if forecast.get("true_s") and forecast.get("forecast_s") is not None
+    ]
+    if not made:
+        return None
+    printed = [one for one in made if one.get("printed_s") is not None]
+
+    def error(one: Mapping[str, Any], key: str) -> float:
+        return abs(float(one[key]) - float(one["true_s"])) / max(1.0, float(one["true_s"]))
+
+    return {
+        "count": len(made),
+        "median_error": round(median(error(one, "forecast_s") for one in made), 3),
+        "printed_median_error": round(median(error(one, "printed_s") for one in printed), 3) if printed else None,
+    }
+
+
+def _entry(view: dict[str, Any], attempts_kept: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     steps = []
     for step in view.get("steps") or []:
         attempts = step.get("attempts") or []
@@ -79,5 +116,5 @@ def _entry(view: dict[str, Any], run: dict[str, Any] | None) -> dict[str, Any]:
         "ended_at": view.get("ended_at"),
         "attempts": sum(step["attempts"] for step in steps),
         "steps": steps,
-        "run": run,
+        "forecasts": forecast_score(attempts_kept),
     }

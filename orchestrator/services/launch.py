@@ -213,12 +213,13 @@ def _preflight(session: Session, prepared: Prepared, *, wait_gate: bool) -> None
         if check.get("verdict") == "warn":
             session.say(f"orch: {check.get('step') or prepared.host}: {check['name']}: {check['found']}")
     if failed:
-        lines = [
-            f"{check.get('step') or prepared.host}: {check['name']}: {check['found']}" for check in failed
-        ]
-        fixes = [str(check["fix"]) for check in failed if check.get("fix")]
+        lines = [f"preflight on {prepared.host} failed, nothing was started:"]
+        for check in failed:
+            lines.append(f"  {check.get('step') or prepared.host}: {check['name']}: {check['found']}")
+            if check.get("fix"):
+                lines.append(f"    -> {check['fix']}")
         raise PreflightFailed(
-            "\n  ".join([f"preflight on {prepared.host} failed, nothing was started:", *lines]),
-            "\n".join(fixes) or "or launch all the same with --no-preflight",
+            "\n".join(lines),
+            "correct these, or launch all the same with --no-preflight",
             checks=failed,
         )

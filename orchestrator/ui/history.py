@@ -8,6 +8,16 @@ from orchestrator.ui.job import Json, Moment
 from orchestrator.ui.text import clock_time, columns, duration, one_line, parse_time, seconds_between
 
 
+def score_line(score: Json | None) -> str | None:
+    """One line on how good the ETAs were, beside what the bars themselves said."""
+    if not score:
+        return None
+    line = f"Forecasts: {score['count']}, off by {score['median_error']:.0%} of the time left (median)"
+    if score.get("printed_median_error") is not None:
+        line += f"; the bars themselves by {score['printed_median_error']:.0%}"
+    return line + "."
+
+
 def history_lines(jobs: Sequence[Json], moment: Moment) -> list[str]:
     """A table, newest first."""
     if not jobs:

@@ -521,3 +521,18 @@ def test_text_off_a_terminal_is_never_shortened(host: Host) -> None:
         assert "…" not in done.stdout
         assert all(line == line.rstrip() for line in done.stdout.splitlines())
         assert job in done.stdout
+
+
+def test_a_failed_preflight_starts_nothing_and_says_what_to_do(host: Host) -> None:
+    extract = {"model": "/nowhere/model", "dataset": "/nowhere/rows.jsonl", "layers": [1], "backend": "transformers", "device": "cpu"}
+    plan, _ = host.plan({"name": "extract", "uses": "extract", "with": extract})
+    before = sorted(path.name for path in (host.root / "jobs").iterdir())
+    answer = host.quick("launch", plan, "--json", expect=4)
+    assert answer.json["error"]["code"] == "preflight_failed"
+    assert "/nowhere/model" in answer.json["error"]["message"]
+    assert "--no-preflight" in answer.json["error"]["hint"]
+    document = host.quick("preflight", plan, "--json", expect=4).json
+    assert document["ok"] is False
+    frozen("preflight", [shape(check) for check in document["checks"] if check["verdict"] == "fail"][:1])
+    assert sorted(path.name for path in (host.root / "jobs").iterdir()) == before
+    assert host.quick("launch", plan, "--no-preflight", "--json", expect=0).json["adopted"] is False
