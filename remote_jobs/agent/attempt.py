@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from datetime import datetime, timezone
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from remote_jobs import protocol
 from remote_jobs.agent import procs
@@ -53,6 +53,7 @@ class Attempt:
         changes: Mapping[str, Any],
         gpus: Optional[List[int]],
         log_limit_bytes: int,
+        usual: Optional[Callable[[], Dict[str, Any]]] = None,
     ) -> None:
         self.step, self.n, self.index = step, n, index
         self.params, self.changes, self.gpus = dict(params), dict(changes), gpus
@@ -74,6 +75,7 @@ class Attempt:
         self._next_rung_at = 0.0
         self._next_scan_at = 0.0
         self.progress = 0
+        self._usual = usual or dict
         self.env: Dict[str, str] = {}
         self.patch_hash: Optional[str] = None
         self.oom_kills_before: Optional[int] = None
@@ -157,7 +159,7 @@ class Attempt:
         if self._follower is None:
             from remote_jobs.logs.follow import Follower
 
-            self._follower = Follower()
+            self._follower = Follower(self._usual())
         return self._follower
 
     def read_log(self) -> List[Any]:

@@ -146,6 +146,21 @@ def usual_s(rows: Sequence[Mapping[str, Any]], spec: protocol.JobSpec, step: pro
     return float(median(chosen)) if chosen else None
 
 
+def usual_paces(rows: Sequence[Mapping[str, Any]], step: protocol.StepSpec) -> Dict[str, Any]:
+    """Usual pace of each bar of this kind of step with this model: label -> logs.History, to be blended into ETAs."""
+    from remote_jobs.logs.eta import learn
+
+    paces: Dict[str, List[float]] = {}
+    for row in rows:
+        same_kind = row.get("step") == step.name or (step.uses and row.get("uses") == step.uses)
+        if same_kind and row.get("model") == step.params.get("model"):
+            for bar in row.get("bars") or []:
+                if bar.get("total") and bar.get("elapsed_s"):
+                    paces.setdefault(str(bar["label"]), []).append(float(bar["elapsed_s"]) / float(bar["total"]))
+    found = {label: learn(values) for label, values in paces.items()}
+    return {label: pace for label, pace in found.items() if pace is not None}
+
+
 def usual_phases(rows: Sequence[Mapping[str, Any]], step: protocol.StepSpec) -> Dict[str, float]:
     """Median duration of each phase of this kind of step with this model on this host."""
     found: Dict[str, List[float]] = {}

@@ -148,9 +148,13 @@ class Supervisor:
         self._written_at = now
 
     def _eta(self, state: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
+        return history.job_eta(state, self.spec, self.runs(), time.time())
+
+    def runs(self) -> List[Dict[str, Any]]:
+        """What earlier attempts on this host took; read once."""
         if self._runs is None:
             self._runs = history.read(self.layout)
-        return history.job_eta(state, self.spec, self._runs, time.time())
+        return self._runs
 
     def _write_result(self, state: str) -> None:
         result = {"v": protocol.VERSION, "id": self.spec.id, "state": state, "seq": self.events.seq, "at": utc_now()}
