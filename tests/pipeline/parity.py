@@ -54,8 +54,10 @@ def main() -> None:
         return BackendConfig(model, layer_ids, longest, dict(flags), (), scratch, Progress())
 
     module = backends.load("vllm")
-    # A budget below the longest prompts: they are prefilled in chunks, several prompts in one batch.
-    settings = config(max_num_batched_tokens="64", max_num_seqs="8", max_model_len=str(longest + 1))
+    # Dense: a budget below the longest prompts, so that they are prefilled in chunks, several prompts in one batch. vLLM's
+    # CPU build has no chunked prefill for MLA.
+    budget = 64 if model.first_moe_layer is None else longest + 1
+    settings = config(max_num_batched_tokens=str(budget), max_num_seqs="8", max_model_len=str(longest + 1))
     module.check(settings)
     engine = module.open_backend(settings)
     try:

@@ -135,6 +135,15 @@ class VllmBackend:
             _number(config.flags, "max_num_batched_tokens", BATCH_TOKENS) * self._bytes_per_token
         )
         self._engine: Any = LLMEngine.from_engine_args(args)
+        scheduler = self._engine.vllm_config.scheduler_config
+        if not scheduler.enable_chunked_prefill and scheduler.max_num_batched_tokens < config.longest:
+            # vLLM turns chunked prefill off where it cannot do it (MLA on a CPU), and then waits for ever.
+            self.close()
+            raise ConfigError(
+                f"--max-num-batched-tokens {scheduler.max_num_batched_tokens} is below the longest sample ({config.longest}) "
+                "and this model has no chunked prefill here",
+                hint=f"give --max-num-batched-tokens {config.longest + 1} or more, or leave it out",
+            )
 
     def facts(self) -> dict[str, Any]:
         """Versions, device, and the patch sets in force."""
