@@ -164,7 +164,7 @@ def test_a_job_from_launch_to_history_with_frozen_documents(host: Host) -> None:
     frozen("why", sorted(why))
     history = host.quick("history", "--json", expect=0).json
     [entry] = [item for item in history["jobs"] if item["id"] == job]
-    frozen("history", normal({**entry, "run": None}, host.folder))
+    frozen("history", normal(entry, host.folder))
     text = host.quick("status", job, expect=0).out
     assert text.startswith(f"{job}  failed  on box")
     assert "exit 3" in text
