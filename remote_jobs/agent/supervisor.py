@@ -444,6 +444,8 @@ def main(root: str, job_id: str) -> int:
     if not lock.acquire():
         acknowledge("held")
         return 0
+    # A side task that hangs in a driver must not look like a living supervisor when we are killed.
+    os.register_at_fork(after_in_child=lock.release)
     try:
         procs.become_subreaper()
         supervisor = Supervisor(layout, job, job.spec(), _load_secrets(job, given.get("secrets") or {}))

@@ -23,7 +23,7 @@ def pauses_s(lines: list[bytes]) -> list[float]:
     last = None
     for line in lines:
         match = STAMP.search(line)
-        at = None if match is None else sum(int(part) * unit for part, unit in zip(match.groups(), (3600, 60, 1)))
+        at = None if match is None else sum(int(part) * unit for part, unit in zip(match.groups(), (3600, 60, 1)))  # noqa: B905
         found.append(float(max(0, at - last)) if at is not None and last is not None else 0.0)
         last = at if at is not None else last
     return found
@@ -40,7 +40,7 @@ def main() -> None:
         lines = file.read().splitlines(keepends=True)
     pauses = pauses_s(lines)
     scale = args.within / sum(pauses) if sum(pauses) else 0.0
-    for line, pause in zip(lines, pauses):
+    for line, pause in zip(lines, pauses):  # noqa: B905 - runs on any Python of the host
         if pause * scale > 0.001:
             time.sleep(pause * scale)
         sys.stdout.buffer.write(line)

@@ -1,0 +1,99 @@
+"""The same through `orch` and a real sshd: why on one screen, retry with settings and secrets, the offer of a reboot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.stage import Stage
+from tests.retries.box import LOGS
+from tests.support.waiting import wait_until
+
+OOM = LOGS / "own" / "gpu_oom_training_rank3.log"
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with Stage(tmp_path / "stage") as found:
+        yield found
+
+
+def plan(stage: Stage, step: dict[str, Any], **top: Any) -> Path:
+    return stage.laptop.plan([{"name": "work", **step}], **stage.top, **top)
+
+
+def end(stage: Stage, job: str) -> None:
+    """Wait for the end, cutting every backoff short by `orch retry`."""
+
+    def over() -> bool:
+        state = stage.laptop.status(job)["state"]
+        if state == "retry_wait":
+            stage.laptop.run("retry", job)
+        return state in ("failed", "succeeded")
+
+    wait_until(over, "the job has ended", within_s=60, every_s=0.3)
+
+
+def test_why_tells_it_on_one_screen_and_retry_sets_what_helps(stage: Stage) -> None:
+    python = stage.folder / "python-of-the-step"
+    python.write_text(
+        f'#!/bin/sh\necho "$*" >> {stage.work}/argv\ncase "$*" in *"utilization 0.7"*) exit 0;; esac\ncat {OOM}; exit 1\n'
+    )
+    python.chmod(0o755)
+    (stage.work / "rows.jsonl").write_text("{}\n")
+    step = {
+        "uses": "extract", "python": str(python), "gpus": 0, "patches": "none",
+        "with": {"model": str(stage.work), "dataset": "rows.jsonl", "layers": [1], "gpu_memory_utilization": 0.9},
+    }  # fmt: skip
+    job = stage.laptop.launch(plan(stage, step), "--attempts", 2)
+    end(stage, job)
+    first = stage.laptop.run("why", job, "--step", "work", "--attempt", 1, "--json", expect=0).json
+    design = {"schema", "job", "step", "attempt", "verdict", "exit_status", "evidence", "changed_next", "incident"}
+    assert design <= set(first)
+    assert (first["schema"], first["job"], first["step"], first["attempt"], first["exit_status"]) == (1, job, "work", 1, 1)
+    assert first["changed_next"] == {"gpu_memory_utilization": 0.85}
+    assert (first["verdict"]["class"], first["verdict"]["retry"]) == ("gpu_oom", "after_change")
+    assert Path(first["incident"]).is_dir()
+    screen = stage.laptop.run("why", job, "--attempt", 1, expect=0).out
+    assert len(screen.splitlines()) <= 24
+    for said in ("gpu_oom", "CUDA out of memory", "gpu_memory_utilization", "attempt 1", "exit", first["incident"]):
+        assert said in screen, screen
+    assert stage.laptop.run("why", job, "--json", expect=0).json["changed_next"] is None
+    stage.laptop.run("retry", job, "--set", "work.with.gpu_memory_utilization=0.7", expect=0)
+    stage.laptop.run("wait", job, "--timeout", 40, expect=0)
+    called = (stage.work / "argv").read_text().splitlines()
+    assert [line.partition("utilization ")[2].split()[0] for line in called] == ["0.9", "0.85", "0.7"]
+
+
+def test_retry_brings_the_secrets_again_from_the_environment(stage: Stage) -> None:
+    stage.laptop.environment["HF_TOKEN"] = "hf_first_value"
+    step = {
+        "run": "printf '%s\\n' \"$HF_TOKEN\" >> tokens; [ -e good ]", "env": {"HF_TOKEN": {"from": "env"}},
+        "retry": {"attempts": 1},
+    }  # fmt: skip
+    job = stage.laptop.launch(plan(stage, step))
+    end(stage, job)
+    del stage.laptop.environment["HF_TOKEN"]
+    refused = stage.laptop.run("retry", job)
+    assert refused.status == 3
+    assert refused.one_screen
+    assert f"HF_TOKEN=... orch retry {job}" in refused.err
+    (stage.work / "good").touch()
+    stage.laptop.environment["HF_TOKEN"] = "hf_second_value"
+    stage.laptop.run("retry", job, expect=0)
+    stage.laptop.run("wait", job, "--timeout", 40, expect=0)
+    assert (stage.work / "tokens").read_text().split() == ["hf_first_value", "hf_second_value"]
+    for path in [*stage.root.rglob("*"), *stage.laptop.store.rglob("*")]:
+        if path.is_file():
+            assert b"hf_second_value" not in path.read_bytes(), path
+
+
+def test_launch_prints_what_to_type_for_a_restart_after_a_reboot(stage: Stage) -> None:
+    answer = stage.laptop.run("launch", plan(stage, {"run": "true"}, restart_after_reboot=True), "--no-preflight", expect=0)
+    assert "restart_after_reboot" in answer.err
+    assert "@reboot" in answer.err or "systemctl --user enable" in answer.err or "orch retry" in answer.err
+    assert len(answer.out.split()) == 1, "stdout holds the id alone"
+    stage.laptop.run("wait", answer.out.strip(), "--timeout", 40, expect=0)
