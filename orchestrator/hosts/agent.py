@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
@@ -29,7 +29,7 @@ from orchestrator.core.errors import (
     ProtocolError,
     Unreachable,
 )
-from orchestrator.hosts.prompt import Meeting, NoTerminal, Prompter
+from orchestrator.hosts.prompt import Ask, Meeting, NoTerminal, Prompter
 from orchestrator.hosts.release import build
 from orchestrator.hosts.session import Session, fresh
 from orchestrator.hosts.stream import ByteStream, HandshakeDropped
@@ -39,13 +39,6 @@ CONNECT_TIMEOUT_S = 60.0
 """For `hello`, which asks for nothing but the connection."""
 ATTEMPTS = 4
 """Tries for one request when the link drops; waits between them are random and at most 3 s."""
-
-
-class Ask(Protocol):
-    """Puts a question to a person."""
-
-    def __call__(self, text: str, *, secret: bool) -> str:
-        """The answer; raises NoTerminal when there is nobody."""
 
 
 Open = Callable[[Ask], ByteStream]

@@ -6,75 +6,58 @@ handles a second factor only by accident.  Nothing secret is ever logged or kept
 
 from __future__ import annotations
 
-import os
-import re
-import socket
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import contextlib
+import threading
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import paramiko
-import paramiko.agent
-import paramiko.pkey
+from paramiko.auth_handler import AuthHandler
 from paramiko.auth_strategy import AuthStrategy
 from paramiko.ssh_exception import AuthenticationException, BadAuthenticationType, SSHException
 
-from orchestrator.core.errors import AuthRefused
-from orchestrator.hosts.prompt import ANSWER_WITHIN_S, Memory, NoTerminal
+from orchestrator.core.errors import AuthRefused, HostError
+from orchestrator.hosts.identities import Identities, Tried
+from orchestrator.hosts.prompt import ANSWER_WITHIN_S, Ask, Memory, NoTerminal
 from orchestrator.hosts.ssh_config import ResolvedHost
 from orchestrator.hosts.stream import HandshakeDropped
 
 ANSWER_S = 20.0
 """How long the server may take to answer one login attempt (PAM modules delay failures by some seconds)."""
-AGENT_ANSWER_S = 60.0
-"""A hardware key or a password manager may wait for a touch."""
 NO_TERMINAL_HINT = (
     "run it in a terminal to be asked, load the key into ssh-agent, or open a ControlMaster by hand "
     "and set `transport: openssh` for this host"
 )
 
 
-LOCKED = "locked"
-"""What `_load` says of a key that needs a (better) passphrase."""
-METHODS = ("publickey", "keyboard-interactive", "password")
+class _OneService(AuthHandler):  # type: ignore[misc]  # paramiko is untyped
+    """paramiko asks for the login service before every single attempt, which strict servers answer by hanging up;
+    once per connection is what the protocol means (RFC 4253, 10), and saves a round trip per attempt.
+    """
+
+    def _request_auth(self) -> None:
+        if not getattr(self.transport, "login_service_open", False):
+            super()._request_auth()
+            return
+        granted = paramiko.Message()
+        granted.add_string("ssh-userauth")
+        granted.rewind()
+        super()._parse_service_accept(granted)  # which sends the attempt
+
+    def _parse_service_accept(self, message: paramiko.Message) -> None:
+        self.transport.login_service_open = True
+        super()._parse_service_accept(message)
 
 
-class Ask(Protocol):
-    """Puts a question to a person."""
-
-    def __call__(self, text: str, *, secret: bool) -> str:
-        """The answer; raises NoTerminal when there is nobody."""
-
-
-class _AgentAt(paramiko.agent.AgentSSH):  # type: ignore[misc]  # paramiko is untyped
-    """An ssh-agent at the socket that IdentityAgent names."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        conn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        conn.settimeout(AGENT_ANSWER_S)
-        conn.connect(path)
-        self._connect(conn)
-
-    def close(self) -> None:
-        """Let go of the agent."""
-        self._close()
-
-
-@dataclass
-class Tried:
-    """What was offered and how the server took it, for the message of a refused login."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def add(self, what: str, outcome: str) -> None:
-        """Note one outcome."""
-        self.lines.append(f"{what} ({outcome})")
-
-    def __str__(self) -> str:
-        return ", ".join(self.lines) or "nothing: no usable key was found"
+def _send(transport: paramiko.Transport, user: str, method: str, *credentials: Any) -> list[str]:
+    """One attempt: [] when logged in, what is still wanted after a partial success; raises as paramiko does."""
+    if not transport.is_active():
+        raise EOFError("the server hung up")
+    answered = threading.Event()
+    handler = transport.auth_handler = _OneService(transport)
+    getattr(handler, f"auth_{method}")(user, *credentials, answered)
+    return list(handler.wait_for_response(answered))
 
 
 class UserAuth(AuthStrategy):  # type: ignore[misc]  # paramiko is untyped
@@ -95,6 +78,7 @@ class UserAuth(AuthStrategy):  # type: ignore[misc]  # paramiko is untyped
         self.memory = memory
         self._tried = Tried()
         self._unanswered: str | None = None
+        self._takes: list[str] = []
 
     def authenticate(self, transport: paramiko.Transport) -> Any:
         """Log in, or raise.
@@ -106,7 +90,7 @@ class UserAuth(AuthStrategy):  # type: ignore[misc]  # paramiko is untyped
         transport.auth_timeout = ANSWER_S
         allowed = self._publickey(transport) if self._may("publickey") else None
         if allowed is None:
-            allowed = self._which_methods(transport)
+            allowed = [method for method in self._which_methods(transport) if method != "publickey"]
         # A second factor: after a partial success the server names what it still wants.
         while allowed:
             method = next(
@@ -122,7 +106,7 @@ class UserAuth(AuthStrategy):  # type: ignore[misc]  # paramiko is untyped
                 break
             allowed = [m for m in allowed if m != method] if left is None else left
         if not transport.is_authenticated():
-            self._refuse(allowed or [])
+            self._refuse()
         return []
 
     def _may(self, method: str) -> bool:
@@ -130,10 +114,10 @@ class UserAuth(AuthStrategy):  # type: ignore[misc]  # paramiko is untyped
             method in self.resolved.preferred_authentications
         )
 
-    def _refuse(self, allowed: list[str]) -> None:
+    def _refuse(self) -> None:
         message = f"{self.host}: {self.resolved.label} accepts none of our logins; tried: {self._tried}"
-        if allowed:
-            message += f"; the server takes: {', '.join(allowed)}"
+        if self._takes:
+            message += f"; the server takes: {', '.join(self._takes)}"
         if self._unanswered:
             raise AuthRefused(f"{message}. {self._unanswered}", NO_TERMINAL_HINT, host=self.host)
         raise AuthRefused(
@@ -147,7 +131,8 @@ class UserAuth(AuthStrategy):  # type: ignore[misc]  # paramiko is untyped
         try:
             left = call()
         except BadAuthenticationType as error:
-            self._tried.add(what, f"not offered; the server takes {', '.join(error.allowed_types)}")
+            self._takes = list(error.allowed_types)
+            self._tried.add(what, "not accepted as a method")
             return None
         except AuthenticationException as error:
             if "timeout" in str(error).lower() or not transport.is_active():
@@ -164,24 +149,27 @@ class UserAuth(AuthStrategy):  # type: ignore[misc]  # paramiko is untyped
         return left
 
     def _hung_up(self, transport: paramiko.Transport, error: Exception) -> Exception:
-        text = str(error)
-        if "too many" in text.lower() or len(self._tried.lines) >= 4:
+        """The server ended the connection: because of our failed logins, or for reasons of its own."""
+        said = str(getattr(transport, "goodbye", "") or error)
+        refused = sum(line.endswith("(refused)") for line in self._tried.lines)
+        if ("authentication" in said.lower() and "transport shut down" not in said) or refused >= 2:
             return AuthRefused(
-                f"{self.host}: {self.resolved.label} hung up after too many keys; tried: {self._tried}",
-                "name the right key: IdentityFile and IdentitiesOnly yes in your ssh config, or identity_file in the "
-                "inventory",
+                f"{self.host}: {self.resolved.label} hung up ({said}); tried: {self._tried}",
+                "if it took too many keys, name the right one: IdentityFile and IdentitiesOnly yes in your ssh config, "
+                "or identity_file in the inventory",
                 host=self.host,
             )
         return HandshakeDropped(
-            f"{self.host}: {self.resolved.label} hung up during login ({text})", host=self.host
+            f"{self.host}: {self.resolved.label} hung up during login ({said})", host=self.host
         )
 
     def _which_methods(self, transport: paramiko.Transport) -> list[str]:
         """Ask with the method "none" (one round trip, only when keys did not do)."""
         try:
-            transport.auth_none(self.resolved.user)
+            _send(transport, self.resolved.user, "none")
         except BadAuthenticationType as error:
-            return list(error.allowed_types)
+            self._takes = list(error.allowed_types)
+            return self._takes
         except AuthenticationException as error:
             if not transport.is_active():
                 raise self._hung_up(transport, error) from error
@@ -190,120 +178,14 @@ class UserAuth(AuthStrategy):  # type: ignore[misc]  # paramiko is untyped
     # ------------------------------------------------------------------ keys
 
     def _publickey(self, transport: paramiko.Transport) -> list[str] | None:
-        agents: list[Any] = []
-        try:
-            for what, key in self._keys(agents):
+        identities = Identities(self.host, self.resolved, self._tried, self.memory, self.question)
+        with contextlib.closing(identities):
+            for what, key in identities.offers():
                 left = self._attempt(
-                    transport, what, partial(transport.auth_publickey, self.resolved.user, key)
+                    transport, what, partial(_send, transport, self.resolved.user, "publickey", key)
                 )
                 if left is not None:
                     return left
-        finally:
-            for agent in agents:
-                agent.close()
-        return None
-
-    def _keys(self, agents: list[Any]) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Keys in ssh's order: configured ones that the agent holds, other agent keys, files; encrypted files last."""
-        files = [path for path in dict.fromkeys(self.resolved.identity_files) if Path(path).is_file()]
-        for path in self.resolved.identity_files:
-            if self.resolved.identities_only and path not in files and not Path(path + ".pub").is_file():
-                self._tried.add(f"key {path}", "no such file")
-        publics = {path: blob for path in self.resolved.identity_files if (blob := _public_blob(path))}
-        held = {key.asbytes(): key for key in self._agent_keys(agents)}
-        from_agent: set[str] = set()
-        for path, blob in publics.items():
-            if blob in held:
-                from_agent.add(path)
-                yield from self._with_certificates(f"agent key {path}", held.pop(blob), path)
-        if not self.resolved.identities_only:
-            for key in held.values():
-                yield f"agent key {key.comment or key.get_name()}", key
-        locked = []
-        for path in files:
-            if path in from_agent or path.endswith(".pub"):
-                continue
-            loaded = self._load(path, None)
-            if isinstance(loaded, paramiko.PKey):
-                yield from self._with_certificates(f"key {path}", loaded, path)
-            elif loaded == LOCKED:
-                locked.append(path)
-            else:
-                self._tried.add(f"key {path}", loaded)
-        for path in locked:
-            if unlocked := self._unlock(path):
-                yield from self._with_certificates(f"key {path}", unlocked, path)
-
-    def _agent_keys(self, agents: list[Any]) -> list[paramiko.agent.AgentKey]:
-        where = self.resolved.identity_agent
-        if where is None:
-            return []
-        try:
-            if where == "SSH_AUTH_SOCK":
-                agent: Any = paramiko.Agent()
-                if conn := getattr(agent, "_conn", None):
-                    conn.settimeout(AGENT_ANSWER_S) if hasattr(conn, "settimeout") else None
-            else:
-                agent = _AgentAt(os.environ.get(where[1:], "") if where.startswith("$") else where)
-            agents.append(agent)
-            return list(agent.get_keys())
-        except (OSError, SSHException, AttributeError) as error:
-            self._tried.add(f"agent {where}", str(error))
-            return []
-
-    def _with_certificates(
-        self, what: str, key: paramiko.PKey, path: str
-    ) -> Iterator[tuple[str, paramiko.PKey]]:
-        """The key under each certificate that certifies it, then bare."""
-        bare_blob = key.asbytes()
-        for file in dict.fromkeys(
-            (*self.resolved.certificate_files, path.removesuffix(".pub") + "-cert.pub")
-        ):
-            if not Path(file).is_file():
-                continue
-            try:
-                certificate = paramiko.pkey.PublicBlob.from_file(file)
-                if _certifies(certificate.key_blob, bare_blob):
-                    key.public_blob = certificate
-                    yield f"certificate {file}", key
-            except (OSError, ValueError, SSHException) as error:
-                self._tried.add(f"certificate {file}", str(error))
-        key.public_blob = None
-        yield what, key
-
-    def _load(self, path: str, passphrase: str | None) -> paramiko.PKey | str:
-        """The key, LOCKED when it needs a (better) passphrase, or why it cannot be used."""
-        try:
-            return paramiko.PKey.from_path(
-                path, passphrase.encode("utf-8") if passphrase is not None else None
-            )
-        except (TypeError, paramiko.PasswordRequiredException):
-            return LOCKED
-        except OSError as error:
-            return error.strerror or str(error)
-        except Exception as error:  # cryptography has no common base class for "not a key I can read"
-            text = str(error)
-            locked = re.search(r"encrypted|passphrase|password|decrypt", text, re.IGNORECASE)
-            if passphrase is not None or locked:
-                return LOCKED
-            return f"unreadable: {text[:120] or type(error).__name__}"
-
-    def _unlock(self, path: str) -> paramiko.PKey | None:
-        memory_key = f"passphrase {path}"
-        for attempt in range(self.resolved.password_prompts):
-            passphrase = self.memory.get(memory_key) if attempt == 0 else None
-            if passphrase is None:
-                passphrase = self.question(
-                    f"Passphrase for {path} (host {self.host}): ", f"the key {path} is encrypted"
-                )
-            if not passphrase:
-                break
-            loaded = self._load(path, passphrase)
-            if isinstance(loaded, paramiko.PKey):
-                self.memory.put(memory_key, passphrase)
-                return loaded
-            self.memory.forget(memory_key)
-        self._tried.add(f"key {path}", "encrypted, no right passphrase given")
         return None
 
     # ------------------------------------------------------------------ what a person types
@@ -325,7 +207,7 @@ class UserAuth(AuthStrategy):  # type: ignore[misc]  # paramiko is untyped
                 password = self.question(text, "the server wants a password")
             if password is None:
                 return None
-            login = partial(transport.auth_password, self.resolved.user, password, fallback=False)
+            login = partial(_send, transport, self.resolved.user, "password", password)
             left = self._attempt(transport, "password", login)
             if left is not None:
                 self.memory.put(memory_key, password)
@@ -339,16 +221,18 @@ class UserAuth(AuthStrategy):  # type: ignore[misc]  # paramiko is untyped
             dialogue = _Dialogue(self, use_memory=attempt == 0)
             transport.auth_timeout = ANSWER_S + ANSWER_WITHIN_S
             try:
-                call = partial(transport.auth_interactive, self.resolved.user, dialogue)
+                call = partial(_send, transport, self.resolved.user, "interactive", dialogue)
                 left = self._attempt(transport, "keyboard-interactive", call)
-            except HandshakeDropped:
-                if self._unanswered:
-                    self._refuse(
-                        []
-                    )  # nobody to ask: our own handler ended the dialogue, and the transport with it
-                raise
+            except HostError:
+                if not self._unanswered:
+                    raise
+                left = None
             finally:
                 transport.auth_timeout = ANSWER_S
+            if (
+                self._unanswered
+            ):  # nobody to ask: our own handler ended the dialogue, and the transport with it
+                self._refuse()
             if left is not None:
                 dialogue.remember()
                 return left
@@ -394,25 +278,3 @@ class _Dialogue:
 def _printable(text: str) -> str:
     """A server's prompt without control characters: it must not drive the terminal."""
     return "".join(char for char in text if char.isprintable() or char == "\n")
-
-
-def _public_blob(path: str) -> bytes | None:
-    """Wire form of the public half of an identity, from ``path``.pub or from ``path`` itself if that is public."""
-    for file in (path, path + ".pub") if path.endswith(".pub") else (path + ".pub", path):
-        try:
-            with open(file, "rb") as handle:
-                head = handle.read(16384)
-            if head.startswith((b"ssh-", b"ecdsa-", b"sk-")):
-                return bytes(paramiko.pkey.PublicBlob.from_string(head.decode("utf-8", "replace")).key_blob)
-        except (OSError, ValueError, SSHException):
-            continue
-    return None
-
-
-def _certifies(certificate_blob: bytes, key_blob: bytes) -> bool:
-    """Is this the certificate of that key? Both hold the key's own fields in the same order (PROTOCOL.certkeys)."""
-    message, plain = paramiko.Message(certificate_blob), paramiko.Message(key_blob)
-    if message.get_text().removesuffix("-cert-v01@openssh.com") != plain.get_text():
-        return False
-    message.get_string()  # the certificate's nonce
-    return bool(message.get_remainder().startswith(plain.get_remainder()))

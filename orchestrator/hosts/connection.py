@@ -23,9 +23,9 @@ from fabric.config import Config
 from paramiko.auth_strategy import AuthStrategy
 
 from orchestrator.core.errors import ChannelTimeout, ConfigError, HostError, Unreachable
-from orchestrator.hosts.authentication import Ask, UserAuth
+from orchestrator.hosts.authentication import UserAuth
 from orchestrator.hosts.errors import mapped
-from orchestrator.hosts.prompt import Memory
+from orchestrator.hosts.prompt import Ask, Memory
 from orchestrator.hosts.ssh_config import ResolvedHost
 from orchestrator.hosts.stream import HandshakeDropped
 from orchestrator.hosts.trust import HostTrust
@@ -43,6 +43,12 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its trac
 class _Transport(paramiko.Transport):  # type: ignore[misc]  # paramiko is untyped
     # paramiko wakes up ten times a second to see whether it was closed; `_end` wakes it by closing the socket.
     _active_check_timeout = 1.0
+    goodbye = ""
+    """What the server said when it hung up (paramiko only logs it)."""
+
+    def _parse_disconnect(self, message: paramiko.Message) -> None:
+        code, text = message.get_int(), message.get_text()
+        self.goodbye = f"{text[:200]} (code {code})"
 
 
 class _StrictKeys(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]

@@ -6,9 +6,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from orchestrator.core.inventory import Host, Inventory
-from orchestrator.hosts.agent import AgentClient, Ask
+from orchestrator.hosts.agent import AgentClient
 from orchestrator.hosts.openssh import ProcessStream, command_line
-from orchestrator.hosts.prompt import Memory, Prompter, TerminalPrompter
+from orchestrator.hosts.prompt import Ask, Memory, Prompter, TerminalPrompter
 from orchestrator.hosts.release import bootstrap, build
 from orchestrator.hosts.ssh_config import resolve_chain
 from orchestrator.hosts.stream import ByteStream

@@ -27,6 +27,13 @@ class NoTerminal(Exception):
     """There is nobody to ask."""
 
 
+class Ask(Protocol):
+    """Puts a question to a person."""
+
+    def __call__(self, text: str, *, secret: bool) -> str:
+        """The answer; raises NoTerminal when there is nobody."""
+
+
 class Prompter(Protocol):
     """Asks a person."""
 
