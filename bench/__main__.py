@@ -21,6 +21,7 @@ SECTIONS: dict[str, str] = {
     "logs": "bench.logs",
     "eta": "bench.eta",
     "fuzz": "bench.fuzz_logs",
+    "overnight": "bench.overnight",
 }
 """Section -> module with ``run(report)``, in the order in which they run."""
 
