@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.retries.box import Box, events
-from tests.support.host_side import ended
-from tests.support.jobdir import alive
+from tests.support.host_side import ended, look
+from tests.support.jobdir import alive, command_line, kill, pids
 from tests.support.waiting import wait_until
 
 LAG_S = 2.0
@@ -126,3 +126,25 @@ def test_a_stop_between_attempts_is_final(where: str, box: Box, foreigner: subpr
     assert ended(job) == "stopped"
     assert job.kinds().count("attempt_started") == 1
     assert not box.agent.request("look", jobs=[job.id])["jobs"][job.id]["alive"]
+
+
+def test_a_driver_that_hangs_does_not_make_a_dead_supervisor_look_alive(box: Box) -> None:
+    """The gate's reading is a fork of the supervisor: it must not keep the lock that says "alive"."""
+    job = box.launch({"name": "prepare", "run": "until [ -e go ]; do sleep 0.05; done"}, {**on_gpu("true"), "needs": ["prepare"]}, host_gpus=2)
+    job.wait_for_kind("attempt_started")
+    box.smi.save(hang_s=600)
+    box.release_go()
+    supervisor = job.supervisor
+    wait_until(lambda: nvidia_smis(box), "the driver is asked, and hangs")
+    kill(supervisor)
+    wait_until(lambda: look(box.agent, job.id)["state"]["state"] == "lost", "it is known to be lost", within_s=5)
+    box.smi.save(hang_s=0)
+    box.control(job, "retry")
+    box.hurry(job, "succeeded")
+    for pid in nvidia_smis(box):
+        kill(pid)
+
+
+def nvidia_smis(box: Box) -> list[int]:
+    """Running stand-ins of nvidia-smi of this test."""
+    return [pid for pid in pids() if str(box.bin / "nvidia-smi") in command_line(pid) and alive(pid)]
