@@ -30,6 +30,7 @@ from orchestrator.hosts.known_hosts import (
 from orchestrator.hosts.ssh_config import ResolvedHost
 
 CERTIFICATE_SUFFIX = "-cert-v01@openssh.com"
+KRL_MAGIC = b"SSHKRL\n\0"
 RSA_ALGORITHMS = ("rsa-sha2-512", "rsa-sha2-256")
 
 
@@ -78,8 +79,9 @@ class HostTrust:
             reason = None
         verdict = self.known.check(self.names, key_type, blob)
         label, shown = self.resolved.label, f"{key_type} {fingerprint(blob)}"
-        if verdict.trust is Trust.REVOKED or self._in_revocation_list(key_type, blob):
-            where = verdict.entries[0].place if verdict.entries else self.resolved.revoked_host_keys
+        marked = verdict.trust is Trust.REVOKED
+        if marked or self._in_revocation_list(blob):
+            where = verdict.entries[0].place if marked else self.resolved.revoked_host_keys
             raise HostKeyChanged(
                 f"{self.host}: THE HOST KEY OF {label} IS REVOKED ({where}): {shown}. Nothing was sent.",
                 "someone has the host's private key: ask its administrator for the new fingerprint",
@@ -161,23 +163,34 @@ class HostTrust:
         if not any(entry.blob == signer_blob for entry in self.known.authorities(self.names)):
             return "its authority is not one of the @cert-authority lines"
         key_type, key = _certified_key(blob)
-        if self.known.check(self.names, key_type, key).trust is Trust.REVOKED:
+        if self.known.check(self.names, key_type, key).trust is Trust.REVOKED or self._in_revocation_list(
+            key
+        ):
             return "its key is revoked"
         return None
 
-    def _in_revocation_list(self, key_type: str, blob: bytes) -> bool:
-        """RevokedHostKeys of the configuration (a list or a KRL), asked of ssh-keygen; unreadable counts as revoked."""
-        if not self.resolved.revoked_host_keys:
+    def _in_revocation_list(self, blob: bytes) -> bool:
+        """Is the key in RevokedHostKeys, a list of keys or a KRL? What cannot be read or asked counts as revoked."""
+        path = self.resolved.revoked_host_keys
+        if not path:
             return False
-        with tempfile.TemporaryDirectory() as folder:
-            public = Path(folder) / "key.pub"
-            public.write_bytes(_text(blob) + b"\n")
-            command = ["ssh-keygen", "-Q", "-f", self.resolved.revoked_host_keys, str(public)]
-            try:
-                done = subprocess.run(command, capture_output=True, timeout=20, check=False)
-            except (OSError, subprocess.TimeoutExpired):
-                return True
-        return done.returncode != 0
+        try:
+            content = Path(path).read_bytes()
+            if not content.startswith(KRL_MAGIC):
+                lines = (line.split() for line in content.splitlines())
+                return any(len(line) > 1 and _blob(b" ".join(line[:2])) == blob for line in lines)
+            with tempfile.TemporaryDirectory() as folder:
+                public = Path(folder) / "key.pub"
+                public.write_bytes(_text(blob) + b"\n")
+                asked = subprocess.run(
+                    ["ssh-keygen", "-Q", "-f", path, str(public)],
+                    capture_output=True,
+                    timeout=20,
+                    check=False,
+                )
+                return asked.returncode != 0
+        except (OSError, ValueError, subprocess.TimeoutExpired):
+            return True
 
 
 def _algorithms_of(key_type: str) -> tuple[str, ...]:
