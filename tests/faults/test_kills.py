@@ -91,7 +91,8 @@ class Cell:
             with (launching if before else running)(stage, self.point) as controller:
                 supervisor, main = self.hit(stage, controller)
                 stage.cable.thaw()
-                stage.go("claim", "start", "load", "work", "save")
+                if "supervisor" not in self.fault:  # what survives its supervisor stands still until the take-over
+                    stage.go("claim", "start", "load", "work", "save")
                 if supervisor and self.point == "finish":
                     stage.continue_process(supervisor)
                 wait_status = None if self.fault == "controller" else controller.ended().status
@@ -103,6 +104,7 @@ class Cell:
             stage.settled(job)
             if "supervisor" in self.fault:
                 take_over(stage, main_survived=alive(main), main=main)
+                stage.go("start", "load", "work", "save")
                 stage.settled(job)
             seen = stage.outcome(wait_status)
             stage.nothing_left()
