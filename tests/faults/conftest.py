@@ -44,3 +44,10 @@ def cells(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cell: a cell of the fault matrix, played side by side with others")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A cell may wait for its turn; its own waits have their own, shorter limits."""
+    for item in items:
+        if item.get_closest_marker("cell"):
+            item.add_marker(pytest.mark.timeout(400))
