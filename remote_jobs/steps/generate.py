@@ -52,6 +52,7 @@ class Tally:
     truncated: int = 0
     answer_tokens: int = 0
     in_a_row: int = 0
+    first_error: str = ""
     started: float = field(default_factory=time.monotonic)
 
 
@@ -82,6 +83,7 @@ class Sink:
         self.tally.errors += 1
         self.tally.in_a_row = self.tally.in_a_row + 1 if isinstance(error, Unreachable) else 0
         text = f"{type(error).__name__}: {error}"
+        self.tally.first_error = self.tally.first_error or text
         _append(self.errors, {"prompt_id": prompt.id, "line": prompt.line, "error": text})
         self._count()
         if self.tally.in_a_row >= FAILURES_IN_A_ROW:
@@ -134,9 +136,10 @@ def generate(args: argparse.Namespace, progress: Progress) -> int:
         _summarise(folder, tally, prompts, missing, progress)
         if missing:
             first = ", ".join(prompt.id for prompt in missing[:5]) + (", ..." if len(missing) > 5 else "")
+            why = f" ({tally.first_error})" if tally.first_error else ""
             raise IncompleteError(
-                f"{len(missing)} of {len(prompts)} prompts have no answer: {first}",
-                hint=f"the reasons are in {os.path.join(folder, ERRORS)}; running it again asks for the missing ones only",
+                f"{len(missing)} of {len(prompts)} prompts have no answer: {first}{why}",
+                hint=f"all reasons are in {os.path.join(folder, ERRORS)}; running it again asks for the missing ones only",
             )
         progress.mark("done", "done", done=len(prompts), total=len(prompts))
     return 0
