@@ -22,41 +22,55 @@ from orchestrator.core.errors import (
     OrchError,
     Unreachable,
 )
-from orchestrator.hosts.ssh_config import ALIVE_COUNT, ALIVE_INTERVAL_S, SSH_CONFIG_ENV, parse_destination
+from orchestrator.hosts.ssh_config import SSH_CONFIG_ENV, parse_destination, resolve
+from orchestrator.hosts.stream import HandshakeDropped
 
 
 def command_line(ssh: str, remote: str, *, identity_file: str | None, known_hosts: str | None) -> list[str]:
     """Argv of `ssh` for a host and a remote command line.
 
+    ControlMaster, keys and proxies stay the user's; what is set here bounds waiting and keeps the channel clean.
+
     Raises:
-        ConfigError: there is no ssh program, or the destination is malformed.
+        ConfigError: there is no ssh program, the destination is malformed, or the configuration is.
     """
     binary = shutil.which("ssh")
     if binary is None:
         raise ConfigError(
             "`transport: openssh` needs the ssh program on the PATH", "install the OpenSSH client"
         )
-    where = parse_destination(ssh)
-    argv = [
-        binary,
-        "-T",
-        "-o",
-        f"ServerAliveInterval={ALIVE_INTERVAL_S}",
-        "-o",
-        f"ServerAliveCountMax={ALIVE_COUNT}",
-    ]
-    argv += ["-o", "StrictHostKeyChecking=yes"]
-    if not sys.stdin or not sys.stdin.isatty():
-        argv += ["-o", "BatchMode=yes"]
+    where, resolved = parse_destination(ssh), resolve(ssh)
+    options = {
+        "ConnectTimeout": f"{resolved.connect_timeout_s:.0f}",
+        "ServerAliveInterval": str(resolved.alive_interval_s),
+        "ServerAliveCountMax": str(resolved.alive_count),
+        "StrictHostKeyChecking": "yes",
+        "BatchMode": "no" if on_terminal() else "yes",
+        "RemoteCommand": "none",
+        "RequestTTY": "no",
+        "ClearAllForwardings": "yes",
+        "PermitLocalCommand": "no",
+        "EscapeChar": "none",
+    }
+    if identity_file:
+        options["IdentitiesOnly"] = "yes"
+    if known_hosts:
+        options |= {"UserKnownHostsFile": f'"{known_hosts}"', "GlobalKnownHostsFile": "none"}
+    argv = [binary, "-T"]
     if os.environ.get(SSH_CONFIG_ENV):
         argv += ["-F", os.environ[SSH_CONFIG_ENV]]
+    for key, value in options.items():
+        argv += ["-o", f"{key}={value}"]
     if identity_file:
-        argv += ["-i", identity_file, "-o", "IdentitiesOnly=yes"]
-    if known_hosts:
-        argv += ["-o", f'UserKnownHostsFile="{known_hosts}"', "-o", "GlobalKnownHostsFile=none"]
+        argv += ["-i", identity_file]
     if where.port:
         argv += ["-p", str(where.port)]
     return [*argv, "--", f"{where.user}@{where.host}" if where.user else where.host, remote]
+
+
+def on_terminal() -> bool:
+    """Can ssh ask a person?"""
+    return bool(sys.stdin and sys.stdin.isatty())
 
 
 class ProcessStream:
@@ -64,10 +78,11 @@ class ProcessStream:
 
     def __init__(self, host: str, argv: list[str]) -> None:
         self.host = host
-        # A group of its own: Ctrl-C at the terminal ends the watching, not the connection under it.
+        # A group of its own: Ctrl-C ends the watching, not the connection under it. But a background group may not
+        # read the terminal, so where ssh may have to ask, it stays in ours.
         self._process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-            process_group=0 if os.name == "posix" else None,
+            process_group=0 if os.name == "posix" and not on_terminal() else None,
         )  # fmt: skip
         self._lock = threading.Lock()
 
@@ -105,16 +120,23 @@ class ProcessStream:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=2.0)
         said = " ".join(stderr.split())[-600:] or f"ssh ended with status {self._process.returncode}"
-        low = stderr.lower()
+        low, host = stderr.lower(), self.host
         if "remote host identification has changed" in low or "revoked" in low:
-            return HostKeyChanged(
-                f"{self.host}: {said}", "if you know why: ssh-keygen -R HOST", host=self.host
-            )
+            hint = "ask the host's administrator; then remove the old key with ssh-keygen -R, as ssh says"
+            return HostKeyChanged(f"{host}: {said}", hint, host=host)
         if "host key verification failed" in low or "no matching host key" in low:
-            hint = f"compare the fingerprint, then: orch hosts check --accept-new {shlex.quote(self.host)}"
-            return HostKeyUnknown(f"{self.host}: {said}", hint, host=self.host)
+            hint = f"compare the fingerprint, then: orch hosts check --accept-new {shlex.quote(host)}"
+            return HostKeyUnknown(f"{host}: {said}", hint, host=host)
         if "permission denied" in low or "too many authentication failures" in low:
-            return AuthRefused(f"{self.host}: {said}", "check with: ssh -v HOST true", host=self.host)
-        if self._process.returncode == 255:
-            return Unreachable(f"{self.host}: {said}", host=self.host)
+            return AuthRefused(f"{host}: {said}", "see what ssh does with: ssh -v (the host) true", host=host)
+        if (
+            self._process.returncode == 255
+            or self._process.returncode is None
+            or self._process.returncode < 0
+        ):
+            dropped = (
+                "kex_exchange_identification" in low or "connection closed" in low or "broken pipe" in low
+            )
+            kind = HandshakeDropped if dropped or not stderr.strip() else Unreachable
+            return kind(f"{host}: {said}", host=host)
         return None

@@ -255,6 +255,9 @@ class Session:
             if self._silent_since is None:
                 return
             silent_s = time.monotonic() - self._silent_since
+            if silent_s >= self._dead_after_s and not self._pinged:
+                self._doubt()  # nobody looked for a while (Ctrl-Z): the answer may lie here unread
+                return
             if silent_s < self._dead_after_s:
                 if silent_s > PING_AFTER_S and not self._pinged:
                     self._ping()
