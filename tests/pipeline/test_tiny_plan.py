@@ -122,6 +122,8 @@ def test_the_whole_plan_with_every_step_killed_once(site: Site, models: Path) ->
         f"workdir={work}",
         f"serve.with.model={models / 'qwen3-tiny'}",
         "generate.with.concurrency=2",
+        "generate.with.max_tokens=200",
+        "generate.with.temperature=1",
         # Answers that end by themselves, so that the second turn is asked: a random model never says its end token.
         "generate.with.sampling_params={min_tokens: 12, stop: [a, e, s, t]}",
         "extract.with.max_num_seqs=2",
