@@ -35,9 +35,15 @@ from tests.sshd.logins import PasswordServer, Person
 from tests.sshd.server import Sshd, wait_until
 
 
-def inventory(sshd: Sshd, **more: Any) -> Inventory:
-    """One host, gpubox, whose root is in the server's folder."""
-    return Inventory(hosts={"gpubox": Host(**sshd.inventory_entry(root=str(sshd.folder / "root"), **more))})
+def inventory(sshd: Sshd, root: Path, **more: Any) -> Inventory:
+    """One host, gpubox."""
+    return Inventory(hosts={"gpubox": Host(**sshd.inventory_entry(root=str(root), **more))})
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One root on the "host" for all tests: installing the release anew costs each a second."""
+    return tmp_path_factory.mktemp("agent-client") / "root"
 
 
 @pytest.fixture(params=["paramiko", "openssh"])
@@ -47,10 +53,10 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def pool(sshd: Sshd, transport: str) -> Iterator[HostPool]:
+def pool(sshd: Sshd, root: Path, transport: str) -> Iterator[HostPool]:
     """A pool with one real host."""
     more = {"transport": "openssh"} if transport == "openssh" else {}
-    opened = HostPool(inventory(sshd, **more), Person())
+    opened = HostPool(inventory(sshd, root, **more), Person())
     yield opened
     opened.close()
 
@@ -73,12 +79,14 @@ def test_one_connection_for_everybody(pool: HostPool, sshd: Sshd) -> None:
     assert client.round_trip_s < 5
 
 
-def test_the_release_travels_once(pool: HostPool, sshd: Sshd, transport: str) -> None:
-    """A second run of orch sends less than a tenth of the archive."""
-    del transport
+def test_the_release_travels_once(sshd: Sshd, tmp_path: Path, transport: str) -> None:
+    """A second run of orch sends next to nothing, and leaves what is installed alone."""
+    more = {"transport": "openssh"} if transport == "openssh" else {}
+    pool = HostPool(inventory(sshd, tmp_path / "root", **more), Person())
     first = pool.agent("gpubox").hello()
+    pool.close()
     assert first["release"] == release.build().hash
-    folder = sshd.folder / "root" / "releases"
+    folder = tmp_path / "root" / "releases"
     inode = (folder / release.build().hash).stat().st_ino
     again = HostPool(pool.inventory, Person())
     sent: list[int] = []
@@ -102,7 +110,7 @@ def test_payloads_of_any_bytes_and_size(pool: HostPool, tmp_path: Path) -> None:
     """Up by put, down by get: every byte value, several MiB, in chunks."""
     import hashlib
 
-    data = bytes(range(256)) * (3 * 4096) + b"\n{}\n"
+    data = os.urandom(16) + bytes(range(256)) * (3 * 4096) + b"\n{}\n"
     digest = hashlib.sha256(data).hexdigest()
     client = pool.agent("gpubox")
     half = len(data) // 2
@@ -163,10 +171,10 @@ def test_a_refused_port_is_told_at_once(sshd: Sshd, pool: HostPool) -> None:
     assert time.monotonic() - started < 5
 
 
-def test_a_full_sshd_is_tried_again(tmp_path: Path) -> None:
+def test_a_full_sshd_is_tried_again(tmp_path: Path, root: Path) -> None:
     """MaxStartups drops connections at random while others log in: nobody sees it."""
     with Sshd(tmp_path / "sshd", options={"MaxStartups": "1:50:4"}) as sshd:
-        pools = [HostPool(inventory(sshd), Person()) for _ in range(4)]
+        pools = [HostPool(inventory(sshd, root), Person()) for _ in range(4)]
         with ThreadPoolExecutor(4) as threads:
             answers = list(threads.map(lambda p: p.agent("gpubox").request("hello"), pools))
         assert all(answer["ok"] for answer in answers)
@@ -279,11 +287,11 @@ def test_no_host_of_that_name(pool: HostPool) -> None:
         pool.agent("nosuch")
 
 
-def test_a_password_host_reconnects_without_asking(tmp_path: Path) -> None:
+def test_a_password_host_reconnects_without_asking(tmp_path: Path, root: Path) -> None:
     """The question comes in the waiting thread, its time does not count, and a drop asks nothing again."""
     with PasswordServer(tmp_path / "server", "password") as server:
         entry = {"ssh": f"me@127.0.0.1:{server.port}", "known_hosts": str(server.known_hosts), "gpus": 0}
-        entry |= {"identity_file": "/nonexistent", "root": str(tmp_path / "root")}
+        entry |= {"identity_file": "/nonexistent", "root": str(root)}
         threads: list[str] = []
 
         class Slow(Person):
@@ -485,7 +493,7 @@ def test_framing_of_any_cut() -> None:
 
 
 def test_openssh_keeps_the_users_alias_and_takes_its_control_master(
-    sshd: Sshd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sshd: Sshd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, root: Path
 ) -> None:
     """Through a master that the user opened there is no second login; odd settings of the alias do no harm."""
     control = tmp_path / "ctl"
@@ -497,7 +505,7 @@ def test_openssh_keeps_the_users_alias_and_takes_its_control_master(
         try:
             wait_until(control.exists, "the master listens")
             monkeypatch.setenv("ORCH_SSH_CONFIG", str(sshd.ssh_config))
-            host = Host(ssh="box", gpus=0, root=str(tmp_path / "root"), transport="openssh")
+            host = Host(ssh="box", gpus=0, root=str(root), transport="openssh")
             pool = HostPool(Inventory(hosts={"gpubox": host}), Person())
             assert pool.agent("gpubox").request("hello")["ok"]
             pool.close()
