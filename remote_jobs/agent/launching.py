@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from remote_jobs import protocol
 from remote_jobs.agent import control, logind, reboot
@@ -264,12 +264,18 @@ def post_control(
         request_id = control.post(job, action, args, key)
     except OSError as exc:
         raise disk_error(exc, "writing the request") from exc
-    if not lock_holder(job.lock_path())[0]:
+    if not lock_holder(job.lock_path())[0] and not (action == "stop" and _final_event(job.read_events())):
         _start_supervisor(layout, job, secrets or {})
     deadline = time.monotonic() + wait_s
     while True:
+        alive = lock_holder(job.lock_path())[0]  # before the events: a supervisor writes, then lets go
         events = job.read_events()
         mine = [event for event in events if (event.get("data") or {}).get("control") == request_id]
+        over = _final_event(events)
+        if action == "stop" and not mine and not alive and over is not None:
+            # The job ended while this was asked: the request must not lie there and stop a later retry.
+            control.done(job, request_id)
+            return {"acknowledged": True, "seq": over["seq"], "state": looker.jobs([job_id])[0][job_id]["state"]}
         if mine or time.monotonic() >= deadline:
             break
         time.sleep(0.02)
@@ -292,6 +298,14 @@ def _refuse_without_secrets(job: JobDir) -> None:
             ),
             "set for this command: {} orch retry {}".format(" ".join(name + "=..." for name in names), job.id),
         )
+
+
+def _final_event(events: Sequence[Mapping[str, Any]]) -> Optional[Mapping[str, Any]]:
+    """The event that ended the job, unless it was taken up again since."""
+    for event in reversed(events):
+        if event.get("kind") in ("finished", "reopened"):
+            return event if event["kind"] == "finished" else None
+    return None
 
 
 def _obeyed(job: JobDir, key: str) -> Optional[Mapping[str, Any]]:

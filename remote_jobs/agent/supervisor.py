@@ -244,6 +244,10 @@ class Supervisor:
             return
         requests = control.pending(self.job)
         retry = next((item for item in requests if item.get("action") == "retry"), None)
+        if retry is not None:
+            for request in requests:
+                if str(request["id"]) < str(retry["id"]):  # what was asked of the job's earlier life is over with it
+                    control.done(self.job, request["id"])
         final = self.fold.state["state"] in protocol.JOB_TERMINAL
         if not final:
             self.emit(

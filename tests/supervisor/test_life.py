@@ -234,6 +234,30 @@ def test_stop_ladder_ends_in_sigkill_and_says_so(host: HostSide) -> None:
     assert [str(signum).replace("SIG", "") for signum in signals] in (["TERM", "KILL"], ["15", "9"])
 
 
+def test_a_stop_that_came_too_late_does_not_stop_a_later_retry(host: HostSide) -> None:
+    """Written while the supervisor was ending, read by nobody: the next life of the job is not its business."""
+    agent = host.agent()
+    job = host.launch(agent, "[ -e good ]")
+    assert ended(job) == "failed"
+    late = {"v": 1, "id": "1.000000-stop-late", "action": "stop", "args": {}}
+    (job.path / "control" / "1.000000-stop-late.json").write_text(json.dumps(late))
+    (host.work / "good").touch()
+    agent.request("control", job=job.id, action="retry", args={}, wait_s=10)
+    job.wait_for_kind("finished", count=2)
+    assert ended(job) == "succeeded"
+
+
+def test_a_stop_during_the_end_is_acknowledged_and_leaves_nothing_behind(host: HostSide) -> None:
+    agent = host.agent()
+    job = host.launch(agent, "until [ -e go ]; do sleep 0.03; done")
+    job.wait_for_kind("attempt_started")
+    (host.work / "go").touch()
+    answer = agent.request("control", job=job.id, action="stop", args={}, wait_s=10)
+    assert answer["acknowledged"] is True
+    assert ended(job) in {"succeeded", "stopped"}
+    assert not list((job.path / "control").glob("*.json"))
+
+
 def test_stragglers_are_reported_and_ended_when_the_main_process_ends(host: HostSide) -> None:
     agent = host.agent()
     job = host.launch(agent, "setsid sleep 300 & echo $! > child; exit 0")
