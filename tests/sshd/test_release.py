@@ -71,7 +71,7 @@ def test_the_same_sources_give_the_same_bytes() -> None:
     code = (
         "from orchestrator.hosts.release import build; b = build(); print(b.hash, b.digest, len(b.archive))"
     )
-    built = release.build()
+    built = release.build.__wrapped__()  # as the sources are now, whatever was read earlier
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "TZ": f"UTC+{seed}"}
         done = subprocess.run(
