@@ -335,7 +335,7 @@ class Supervisor:
         self._self_pipe = (read_fd, write_fd)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         # Handlers, not SIG_IGN: an ignored signal would be inherited by the job, and SIGINT would never reach it.
-        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
             signal.signal(signum, lambda number, _frame: self._shot_at.append(number))
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
 

@@ -21,7 +21,7 @@ from tests.sshd.server import Sshd
 from tests.support.jobdir import JobDir, agents, alive, kill
 from tests.support.laptop import Answer, Laptop
 from tests.support.proxy import Proxy
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 
 PHASED = Path(__file__).parents[1] / "data" / "workloads" / "phased.py"
 PHASES = ("load", "work", "save")
@@ -233,7 +233,7 @@ class Controller:
         """Its answer, once it ended by itself."""
         argv = list(map(str, self.process.args)) if isinstance(self.process.args, list) else []
         try:
-            status = self.process.wait(within_s)
+            status = self.process.wait(within_s * PATIENCE)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {within_s:g} s: {argv}; printed {self.out + self.err!r}") from None
         for reader in self._readers:

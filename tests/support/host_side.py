@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from remote_jobs import protocol
 from tests.support.jobdir import JobDir
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 
 PROJECT = Path(__file__).parents[2]
 MAIN = "from remote_jobs.agent.main import main\n\nmain()\n"
@@ -104,7 +104,7 @@ class Agent:
             Refused: it is an error.
         """
         with self._arrived:
-            self._arrived.wait_for(lambda: number in self.answers or -1 in self.answers, within_s)
+            self._arrived.wait_for(lambda: number in self.answers or -1 in self.answers, within_s * PATIENCE)
             assert number in self.answers, f"no answer to request {number} within {within_s:g} s"
             answer = self.answers.pop(number)
         if not answer.get("ok"):

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import PATIENCE
+
 ORCH = str(Path(sys.executable).with_name("orch"))
 
 
@@ -103,7 +105,7 @@ class Laptop:
         argv = [ORCH, *map(str, arguments)]
         with self.started(*arguments) as process:
             try:
-                out, err = process.communicate(stdin.encode() if stdin else None, timeout=within_s)
+                out, err = process.communicate(stdin.encode() if stdin else None, timeout=within_s * PATIENCE)
             except subprocess.TimeoutExpired:
                 process.kill()
                 out, err = process.communicate()

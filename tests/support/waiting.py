@@ -8,6 +8,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+PATIENCE = 4.0
+"""Deadlines are bounds for a broken product, not measurements: a machine that others load must not fail a test."""
+
 
 def wait_until(
     condition: Callable[[], T],
@@ -22,7 +25,7 @@ def wait_until(
     Raises:
         AssertionError: ``within_s`` passed; says ``sentence`` (what should have become true) and what ``seen`` shows.
     """
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + within_s * PATIENCE
     while True:
         value = condition()
         if value:
