@@ -107,9 +107,8 @@ def _verdict(facts: Facts, counted: Optional[int]) -> Optional[Dict[str, Any]]:
         return unknown_verdict(facts.stop_reason or facts.stop_kind, signature=facts.stop_kind)
     from remote_jobs.logs.source import explain_file  # heavy (rules): only ever loaded in the side task
 
-    explained = explain_file(
-        facts.log_path, facts.exit_status, _HEAD_BYTES, _TAIL_BYTES, host=incident.kernel_lines(since_s=facts.started_mono)
-    )
+    kernel = [] if facts.exit_status == 0 else incident.kernel_lines(since_s=facts.started_mono)
+    explained = explain_file(facts.log_path, facts.exit_status, _HEAD_BYTES, _TAIL_BYTES, host=kernel)
     failure: Optional[Dict[str, Any]] = explained["failure"]
     if facts.exit_status == 0:
         if failure is not None:

@@ -47,6 +47,7 @@ class Supervisor:
         self.overrides: Dict[str, Any] = {}
         self._pending_events: List[Dict[str, Any]] = []
         self._dirty = True
+        self._urgent = False
         self._written_at = 0.0
         self._acknowledged: set[str] = set()
         self._shot_at: List[int] = []
@@ -84,8 +85,7 @@ class Supervisor:
         self._fold_one(record)
         self._pending_events.append(record)
         self._flush_events()
-        self._dirty = True
-        self.write_state(durable=True)
+        self._urgent = True  # the state follows once per turn of the loop: it is derived, the event is on disk
 
     def _fold_one(self, record: Mapping[str, Any]) -> None:
         try:
@@ -144,7 +144,7 @@ class Supervisor:
         except OSError as exc:
             print("state.json: {}".format(exc), file=sys.stderr, flush=True)
             return
-        self._dirty = False
+        self._dirty = self._urgent = False
         self._written_at = now
 
     def _eta(self, state: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
@@ -216,6 +216,8 @@ class Supervisor:
                 self._tick(stepper)
             self._report_signals()
             self._flush_events()
+            if self._urgent:
+                self.write_state(durable=True)
             if all(stepper.finished for stepper in self.steppers) and not self._pending_events:
                 if self._all_gone():
                     return self._finish()
@@ -372,6 +374,7 @@ class Supervisor:
         while self._pending_events:  # the disk is full: the final event is worth waiting for
             time.sleep(TICK_S)
             self._flush_events()
+        self.write_state(durable=True)
         self._write_result(final)
         with contextlib.suppress(OSError):
             os.unlink(self.job.at(protocol.RESERVE_FILE))
