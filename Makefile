@@ -6,7 +6,7 @@ HOST_SIDE := remote_jobs/protocol.py remote_jobs/agent remote_jobs/logs
 T ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench setup clean
+.PHONY: help demo test pipeline lint bench setup clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -25,8 +25,11 @@ lint: setup  ## ruff, mypy --strict, import layers, Python 3.8 on the host side
 	.venv/bin/lint-imports
 	.venv/bin/vermin --quiet --no-tips --violations --target=3.8- $(HOST_SIDE)
 
-test: lint  ## lint, then every test; T=tests/sshd for one group
-	$(PY) -m pytest $(T) </dev/null
+test: lint  ## lint, then every test but the pipeline's heavy ones; T=tests/sshd for one group
+	$(PY) -m pytest $(T) -m "not heavy" </dev/null
+
+pipeline: setup  ## the heavy tests: real vLLM and speculators on CPU (builds their environment once: 4 minutes, 4 GB)
+	$(PY) -m pytest tests/pipeline </dev/null
 
 bench: setup  ## the figures of the README, measured beside plain OpenSSH; B="launch watch" for some sections
 	$(PY) -m bench $(B) </dev/null

@@ -259,7 +259,7 @@ def test_a_writer_that_is_killed_leaves_a_sound_file(path: Path) -> None:
         writer = start_writer(path, "w", 100_000)
         with Ledger.open(path) as ledger:
             before = len(ledger.jobs())
-            while len(ledger.jobs()) == before:
+            while len(ledger.jobs()) <= before + 3:
                 assert writer.poll() is None
         writer.kill()
         writer.communicate(timeout=30)
