@@ -71,6 +71,8 @@ def test_what_this_vllm_cannot_do_is_refused_before_the_load(host: Host, models:
     )
     ran = host.run("extract", *common, "vllm", "--pipeline-parallel-size", 2, expect=2)
     assert "tensor parallelism only" in ran.last
+    mla = ["--model", models / "dsv3-tiny", "--dataset", dataset, "--layers", "0,2", "--backend", "vllm"]
+    assert "layer id 0" in host.run("extract", *mla, expect=2).last
     ran = host.run("extract", *common, "vllm", expect=2, ORCH_PATCHES="none")
     assert "patch set vllm-cpu-hidden-states" in ran.last
     assert "load_weights" not in ran.log

@@ -80,6 +80,12 @@ def check(config: BackendConfig) -> None:
     for name in OURS:
         if name in config.flags:
             raise ConfigError(f"--{name.replace('_', '-')} is set by extract itself and cannot be given")
+    text = config.model.config.get("text_config") or config.model.config
+    if 0 in config.layer_ids and text.get("kv_lora_rank"):
+        raise ConfigError(
+            "layer id 0 (the embeddings) kills vLLM's engine for DeepSeek-like models: it adds a residual that is not there yet",
+            hint="leave 0 out of --layers",
+        )
     if _number(config.flags, "pipeline_parallel_size", 1) != 1:
         raise ConfigError(
             "hidden states come out of tensor parallelism only", hint="use --tensor-parallel-size instead"
