@@ -227,7 +227,7 @@ class Attempt:
 
     def waiting_for_input(self) -> Optional[Dict[str, Any]]:
         """The prompt at the very end of the log, or None."""
-        found = self.snapshot().get("waiting_for_input")
+        found = self._follower.waiting_for_input if self._follower is not None else None
         return dict(found) if found else None
 
     def _remember(self, process: protocol.ProcessId) -> None:

@@ -28,7 +28,7 @@ from remote_jobs.agent.look import Looker
 from remote_jobs.agent.sampler import Sampler
 
 IDLE_EXIT_S = 180.0
-POLL_S = 0.05
+POLL_S = 0.07
 LOST_EVERY_S = 1.0
 _MAX_LINE_BYTES = 64 << 20
 _MAX_WAIT_S = 120.0

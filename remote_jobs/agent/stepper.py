@@ -361,8 +361,8 @@ class Stepper:
         if attempt.read_log():
             self.progressed = True
             self._forecasts.take(attempt.snapshot()["bars"], now)
+            self._report_phases()
         attempt.scan(now)
-        self._report_phases()
         attempt.log.enforce_limit()
         if self.stop_kind and not attempt.stopping:
             attempt.request_stop(self.stop_kind, self.stop_reason)

@@ -374,8 +374,8 @@ class Supervisor:
         while self._pending_events:  # the disk is full: the final event is worth waiting for
             time.sleep(TICK_S)
             self._flush_events()
+        self._write_result(final)  # before the state: who sees the end finds the result
         self.write_state(durable=True)
-        self._write_result(final)
         with contextlib.suppress(OSError):
             os.unlink(self.job.at(protocol.RESERVE_FILE))
         with contextlib.suppress(OSError):

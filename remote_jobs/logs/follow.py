@@ -71,6 +71,11 @@ class Follower:
         }
 
     @property
+    def waiting_for_input(self) -> Optional[Dict[str, Any]]:
+        """The question at the very end of the log (line and text), or None."""
+        return self._waiting
+
+    @property
     def bars(self) -> List[Bar]:
         """The bars themselves, for stall limits (see stall.py)."""
         return self._bars.tracker.bars
