@@ -79,11 +79,10 @@ def build(chosen: Sequence[Judgement], root: str) -> str | None:
             json.dump(record, stream, indent=2)
             stream.flush()
             os.fsync(stream.fileno())
-        if os.path.isdir(target):  # left half-built by a crash: a whole one has its record
-            shutil.rmtree(target, ignore_errors=True)
         try:
             os.rename(temporary, target)
         except OSError:
+            # Somebody was quicker: a whole overlay has its record, since it only comes by rename.
             if not os.path.isfile(os.path.join(target, RECORD)):
                 raise
     finally:
