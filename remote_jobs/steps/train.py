@@ -87,9 +87,10 @@ def train(args: argparse.Namespace, flags: list[str], progress: Progress) -> int
             _patch(progress)
             model = read_model(args.model, args.revision)
             inputs = _inputs(args, model, progress)
-            processes = args.nproc_per_node or visible_gpus()
-            command = [*_launcher(max(1, processes)), *_flags(args, flags, inputs, folder, gpus=processes)]
-            _same_settings(folder, args, inputs, max(1, processes))
+            gpus = visible_gpus()
+            processes = args.nproc_per_node or max(1, gpus)
+            command = [*_launcher(processes), *_flags(args, flags, inputs, folder, gpus=gpus)]
+            _same_settings(folder, args, inputs, processes)
             _wait_for_former(save_path, progress)
             best, notes = checkpoints.recover(save_path)
             for note in notes:
@@ -99,7 +100,7 @@ def train(args: argparse.Namespace, flags: list[str], progress: Progress) -> int
         else:
             where = f"epoch {best.epoch + 1}, step {best.global_step}" if best else "the beginning"
             progress.say(
-                f"Training from {where} to {args.epochs} epochs on {processes or 'no'} GPUs: {' '.join(command)}"
+                f"Training from {where} to {args.epochs} epochs in {processes} processes, {gpus or 'no'} GPUs: {' '.join(command)}"
             )
             with progress.phase("train"):
                 _run(command, folder, stop)
