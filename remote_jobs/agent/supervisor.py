@@ -28,7 +28,6 @@ from remote_jobs.agent.stepper import Stepper
 from remote_jobs.protocol import EventKind
 
 TICK_S = 1.0
-FAST_TICK_S = 0.1
 _BEAT_EVERY_S = 20.0
 _RESERVE_BYTES = 1 << 20
 
@@ -36,8 +35,10 @@ _RESERVE_BYTES = 1 << 20
 class Supervisor:
     """Runs one job from its spec to its final event."""
 
-    def __init__(self, layout: Layout, job: JobDir, spec: protocol.JobSpec, secrets: Mapping[str, Any]) -> None:
-        self.layout, self.job, self.spec = layout, job, spec
+    def __init__(
+        self, layout: Layout, job: JobDir, spec: protocol.JobSpec, secrets: Mapping[str, Any], lock: Lock
+    ) -> None:
+        self.layout, self.job, self.spec, self._lock = layout, job, spec, lock
         self.places = Places(spec, job)
         self.secrets = secrets
         self.rng = random.Random()
@@ -146,6 +147,7 @@ class Supervisor:
             return
         self._dirty = self._urgent = False
         self._written_at = now
+        self._lock.touch()  # the heartbeat keeps cleaners of temporary folders away from a node-local lock
 
     def _eta(self, state: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
         return history.job_eta(state, self.spec, self.runs(), time.time())
@@ -455,7 +457,7 @@ def main(root: str, job_id: str) -> int:
     os.register_at_fork(after_in_child=lock.release)
     try:
         procs.become_subreaper()
-        supervisor = Supervisor(layout, job, job.spec(), _load_secrets(job, given.get("secrets") or {}))
+        supervisor = Supervisor(layout, job, job.spec(), _load_secrets(job, given.get("secrets") or {}), lock)
         if supervisor.fold.state["state"] in protocol.JOB_TERMINAL and not control.pending(job):
             acknowledge("ok")  # over, and nobody asks for a retry: a start at boot must not touch it
             return 0
