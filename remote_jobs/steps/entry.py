@@ -14,6 +14,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from remote_jobs.patches.activate import activate
+from remote_jobs.patches.sets import PatchError
 from remote_jobs.steps.extraction.errors import ConfigError, StepError
 from remote_jobs.steps.extraction.progress import Progress
 from remote_jobs.steps.extraction.stop import Interrupted
@@ -41,6 +43,20 @@ def run(name: str, work: Callable[[Progress], int | None]) -> int:
             )
         progress.say(f"{type(error).__name__}: {error}")
         return 1
+
+
+def put_patches_in_force(progress: Progress) -> None:
+    """Overlay the verified patch sets that this environment needs, and say which.
+
+    Raises:
+        ConfigError: a set that was asked for does not fit.
+    """
+    try:
+        names = activate()
+    except PatchError as error:
+        raise ConfigError(str(error), hint=error.hint) from error
+    if names:
+        progress.say(f"Patch sets in force: {', '.join(names)}")
 
 
 def default_output(name: str) -> str:

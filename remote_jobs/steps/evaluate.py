@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from remote_jobs.agent import procs
-from remote_jobs.patches.activate import activate
 from remote_jobs.steps import entry, vllm_limits
 from remote_jobs.steps.ending import end_everything
 from remote_jobs.steps.extraction.errors import ConfigError, DatasetError, StepError
@@ -52,7 +51,7 @@ def evaluate(args: argparse.Namespace, flags: list[str], progress: Progress) -> 
     procs.become_subreaper()
     with stop.installed(), output_folder(args.output) as folder:
         with progress.phase("load_config"), stop.raising():
-            activate()
+            entry.put_patches_in_force(progress)
             model = read_model(args.model)
             args.draft = os.path.realpath(entry.needed("draft", "--draft", args.draft))
             if not os.path.isfile(os.path.join(args.draft, "config.json")):

@@ -26,8 +26,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from remote_jobs.agent import procs
-from remote_jobs.patches.activate import activate
-from remote_jobs.patches.sets import PatchError
 from remote_jobs.steps import entry, vllm_limits
 from remote_jobs.steps.ending import end_everything
 from remote_jobs.steps.extraction.errors import ConfigError, StepError
@@ -63,7 +61,7 @@ def serve(args: argparse.Namespace, flags: list[str], progress: Progress) -> int
     with stop.installed():
         with progress.phase("load_config"), stop.raising():
             _check(args.model, progress)
-            _patch(progress)
+            entry.put_patches_in_force(progress)
             port = args.port or _free_port(args.host)
             limit_s = args.ready_timeout_s or vllm_limits.load_limit_s(
                 vllm_limits.checkpoint_bytes(args.model)
@@ -108,15 +106,6 @@ def _check(model: str, progress: Progress) -> None:
     progress.say(
         f"{model}: {len(facts.shards)} shards, all whole; {facts.num_hidden_layers} layers of {facts.hidden_size}"
     )
-
-
-def _patch(progress: Progress) -> None:
-    try:
-        names = activate()
-    except PatchError as error:
-        raise ConfigError(str(error), hint=error.hint) from error
-    if names:
-        progress.say(f"Patch sets in force: {', '.join(names)}")
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], url: str, limit_s: float, stop: StopSignal) -> str:

@@ -27,8 +27,6 @@ from pathlib import Path
 from typing import Any
 
 from remote_jobs.agent import procs
-from remote_jobs.patches.activate import activate
-from remote_jobs.patches.sets import PatchError
 from remote_jobs.steps import checkpoints, curves, entry
 from remote_jobs.steps.extraction.dataset import Row, prompts_sha256, read_dataset
 from remote_jobs.steps.extraction.errors import ConfigError, DatasetError, IncompleteError, StepError
@@ -84,7 +82,7 @@ def train(args: argparse.Namespace, flags: list[str], progress: Progress) -> int
     with stop.installed(), output_folder(args.output) as folder:
         save_path = Path(folder, CHECKPOINTS)
         with progress.phase("load_config"), stop.raising():
-            _patch(progress)
+            entry.put_patches_in_force(progress)
             model = read_model(args.model, args.revision)
             inputs = _inputs(args, model, progress)
             gpus = visible_gpus()
@@ -397,15 +395,6 @@ def visible_gpus() -> int:
     import torch
 
     return int(torch.cuda.device_count())
-
-
-def _patch(progress: Progress) -> None:
-    try:
-        names = activate()
-    except PatchError as error:
-        raise ConfigError(str(error), hint=error.hint) from error
-    if names:
-        progress.say(f"Patch sets in force: {', '.join(names)}")
 
 
 def _inside(folder: str | None, name: str) -> str | None:
