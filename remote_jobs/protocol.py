@@ -395,10 +395,6 @@ class LookRequest:
     active_only: bool = False  # leave out jobs that ended
 
 
-CAUGHT_UP = "caught_up"
-"""Key in a log answer: True when the answer reaches the end of the log."""
-
-
 class Op(str, Enum):
     """Requests that the agent answers. Every request is {"id": n, "op": ..., **arguments}; every answer
     {"id": n, "ok": true, ...} or {"id": n, "ok": false, "error": {"code", "message", "hint"}}.

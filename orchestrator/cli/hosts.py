@@ -12,9 +12,6 @@ from orchestrator.cli.options import HELP, InventoryOption, JsonOption, complete
 NOT_CLEAN = 4
 UNREACHABLE = 3
 
-HostArgument = Annotated[
-    str, typer.Argument(metavar="HOST", help="Host of the inventory.", autocompletion=complete_hosts)
-]
 HostsArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="HOST", help="Hosts; all of them by default.", autocompletion=complete_hosts),

@@ -30,11 +30,6 @@ def texts_in(value: object, where: Where) -> Iterator[tuple[Where, str]]:
             yield from texts_in(item, (*where, index))
 
 
-def steps_named(text: str) -> list[str]:
-    """Names of the steps whose output a text refers to."""
-    return [found[2] for found in REFERENCE.finditer(text) if found[2]]
-
-
 def bad_references(
     text: str, step: str, upstream: Collection[str], steps: Collection[str]
 ) -> Iterator[tuple[str, str | None]]:

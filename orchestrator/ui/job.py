@@ -36,20 +36,6 @@ STATE_STYLE: Mapping[str, str] = {
     "lost": "bold red",
     "skipped": "bright_black",
 }
-STATE_MARK: Mapping[str, str] = {
-    "queued": ".",
-    "gated": "!",
-    "running": ">",
-    "ready": "+",
-    "retry_wait": "~",
-    "stopping": "!",
-    "succeeded": "+",
-    "failed": "x",
-    "stopped": "-",
-    "lost": "?",
-    "skipped": ".",
-}
-ACTIVE = frozenset({"queued", "gated", "running", "retry_wait", "stopping"})
 
 
 @dataclass(frozen=True)

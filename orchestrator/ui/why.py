@@ -11,7 +11,6 @@ from orchestrator.ui.job import Json, changes_words, exit_words, lost_words, sta
 from orchestrator.ui.text import clean, one_line
 
 MAX_EVIDENCE = 8
-MAX_STACK_LINES = 10
 
 
 def why_lines(answer: Json) -> list[Text]:

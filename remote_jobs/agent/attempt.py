@@ -261,7 +261,7 @@ class Attempt:
             recorded=self.recorded.values(),
             exclude=self.side_pids,
         )
-        rows = procs.table()
+        rows = procs.table() if others else {}
         foreign: set[int] = set()
         for other in others:
             if other.process is None:

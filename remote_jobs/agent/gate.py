@@ -271,7 +271,7 @@ def reap_own(orphans: Sequence[owners.Owner]) -> List[Dict[str, Any]]:
                 _row(rows, pid)["signal"] = procs.signal_name(signum)
         deadline = time.monotonic() + wait_s
         while alive and time.monotonic() < deadline:
-            for pid in [pid for pid, proc in alive.items() if not _still(proc)]:
+            for pid in [pid for pid, proc in alive.items() if not procs.still_runs(proc)]:
                 _row(rows, pid)["took_s"] = round(time.monotonic() - began, 3)
                 del alive[pid]
             if alive:
@@ -283,11 +283,6 @@ def reap_own(orphans: Sequence[owners.Owner]) -> List[Dict[str, Any]]:
 
 def _row(rows: List[Dict[str, Any]], pid: int) -> Dict[str, Any]:
     return next(row for row in rows if row["pid"] == pid)
-
-
-def _still(proc: procs.Proc) -> bool:
-    now = procs.read_proc(proc.pid)
-    return now is not None and now.start_ticks == proc.start_ticks and now.state not in "ZX"
 
 
 def reaped_text(rows: Sequence[Mapping[str, Any]]) -> str:

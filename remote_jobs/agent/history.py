@@ -146,17 +146,26 @@ def usual_s(rows: Sequence[Mapping[str, Any]], spec: protocol.JobSpec, step: pro
     return float(median(chosen)) if chosen else None
 
 
+def _of_this_kind(rows: Sequence[Mapping[str, Any]], step: protocol.StepSpec) -> List[Mapping[str, Any]]:
+    """Rows of this step, or of the same built-in step, with the same model."""
+    model = step.params.get("model")
+    return [
+        row
+        for row in rows
+        if row.get("model") == model
+        and (row.get("step") == step.name or (step.uses and row.get("uses") == step.uses))
+    ]
+
+
 def usual_paces(rows: Sequence[Mapping[str, Any]], step: protocol.StepSpec) -> Dict[str, Any]:
     """Usual pace of each bar of this kind of step with this model: label -> logs.History, to be blended into ETAs."""
     from remote_jobs.logs.eta import learn
 
     paces: Dict[str, List[float]] = {}
-    for row in rows:
-        same_kind = row.get("step") == step.name or (step.uses and row.get("uses") == step.uses)
-        if same_kind and row.get("model") == step.params.get("model"):
-            for bar in row.get("bars") or []:
-                if bar.get("total") and bar.get("elapsed_s"):
-                    paces.setdefault(str(bar["label"]), []).append(float(bar["elapsed_s"]) / float(bar["total"]))
+    for row in _of_this_kind(rows, step):
+        for bar in row.get("bars") or []:
+            if bar.get("total") and bar.get("elapsed_s"):
+                paces.setdefault(str(bar["label"]), []).append(float(bar["elapsed_s"]) / float(bar["total"]))
     found = {label: learn(values) for label, values in paces.items()}
     return {label: pace for label, pace in found.items() if pace is not None}
 
@@ -164,12 +173,9 @@ def usual_paces(rows: Sequence[Mapping[str, Any]], step: protocol.StepSpec) -> D
 def usual_phases(rows: Sequence[Mapping[str, Any]], step: protocol.StepSpec) -> Dict[str, float]:
     """Median duration of each phase of this kind of step with this model on this host."""
     found: Dict[str, List[float]] = {}
-    model = step.params.get("model")
-    for row in rows:
-        same_kind = row.get("step") == step.name or (step.uses and row.get("uses") == step.uses)
-        if same_kind and row.get("model") == model:
-            for name, took_s in (row.get("phases") or {}).items():
-                found.setdefault(name, []).append(float(took_s))
+    for row in _of_this_kind(rows, step):
+        for name, took_s in (row.get("phases") or {}).items():
+            found.setdefault(name, []).append(float(took_s))
     return {name: float(median(values[-_NEWEST:])) for name, values in found.items()}
 
 

@@ -10,13 +10,18 @@ from typing import Dict, Mapping
 from remote_jobs import protocol
 from remote_jobs.agent.jobdir import JobDir, Layout
 
-# Defaults that kill a healthy 26-minute load (vLLM's engine-ready limit is 600 s, NCCL's heartbeat 480 s).
+ENGINE_READY = "VLLM_ENGINE_READY_TIMEOUT_S"
+NCCL_HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
+LEAST_EXPORT_S = 7200
+"""What a launch exports at least; the preflight asks for more when the load is predicted to take longer."""
+# The programs' own limits kill a healthy 26-minute load (vLLM's engine-ready limit is 600 s, NCCL's heartbeat 480 s).
 _LOAD_TIMERS: Mapping[str, str] = {
-    "VLLM_ENGINE_READY_TIMEOUT_S": "7200",
+    ENGINE_READY: str(LEAST_EXPORT_S),
+    NCCL_HEARTBEAT: str(LEAST_EXPORT_S),
     "VLLM_RPC_TIMEOUT": "600000",
-    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "7200",
 }
-_LOADERS = frozenset({"serve", "extract", "train", "evaluate"})
+LOADERS = frozenset({"serve", "extract", "train", "evaluate"})
+"""Built-in steps that load a model."""
 
 
 def timer_exports(step: protocol.StepSpec) -> Dict[str, str]:
@@ -24,7 +29,7 @@ def timer_exports(step: protocol.StepSpec) -> Dict[str, str]:
 
     The plan's own `env:` wins over them.
     """
-    return {**(_LOAD_TIMERS if step.uses in _LOADERS else {}), **step.exports}
+    return {**(_LOAD_TIMERS if step.uses in LOADERS else {}), **step.exports}
 
 
 def overlay_env(

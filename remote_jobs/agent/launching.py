@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import select
@@ -16,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Mapping, Optional, Sequence
 
 from remote_jobs import protocol
 from remote_jobs.agent import control, logind, reboot
@@ -322,13 +321,3 @@ def _wait_unlocked(job: JobDir, limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     while lock_holder(job.lock_path())[0] and time.monotonic() < deadline:
         time.sleep(0.02)
-
-
-def spec_digest(spec_record: Mapping[str, Any]) -> str:
-    """sha256 of a spec as sent."""
-    return hashlib.sha256(protocol.dumps(spec_record)).hexdigest()
-
-
-def job_steps(spec: Optional[protocol.JobSpec]) -> List[str]:
-    """Names of a job's steps, in plan order."""
-    return [step.name for step in spec.step_specs()] if spec else []

@@ -97,6 +97,12 @@ def is_alive(process: ProcessId) -> bool:
     return proc is not None and proc.start_ticks == process.start_ticks and proc.state not in "ZX"
 
 
+def still_runs(proc: Proc) -> bool:
+    """True while the process of this row runs: read again, same start, no zombie."""
+    now = read_proc(proc.pid)
+    return now is not None and now.start_ticks == proc.start_ticks and now.state not in "ZX"
+
+
 def table() -> Dict[int, Proc]:
     """All visible processes by pid."""
     found: Dict[int, Proc] = {}
@@ -267,11 +273,6 @@ def boot_time_s() -> float:
             if line.startswith("btime "):
                 return float(line.split()[1])
     return 0.0
-
-
-def started_at_s(proc: Proc) -> float:
-    """Wall-clock start of a process in epoch seconds."""
-    return boot_time_s() + proc.start_ticks / float(_CLOCK_TICKS)
 
 
 def io_bytes(pid: int) -> Optional[int]:

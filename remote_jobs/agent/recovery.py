@@ -58,16 +58,11 @@ def end_processes(left: Sequence[procs.Proc], step: protocol.StepSpec) -> None:
             procs.send_signal(proc, signum)
         deadline = time.monotonic() + wait_s
         while alive and time.monotonic() < deadline:
-            alive = [proc for proc in alive if _still(proc)]
+            alive = [proc for proc in alive if procs.still_runs(proc)]
             if alive:
                 time.sleep(0.05)
         if not alive:
             return
-
-
-def _still(proc: procs.Proc) -> bool:
-    now = procs.read_proc(proc.pid)
-    return now is not None and now.start_ticks == proc.start_ticks and now.state not in "ZX"
 
 
 @dataclasses.dataclass

@@ -12,10 +12,8 @@ import fnmatch
 import hashlib
 import os
 import stat
-import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from remote_jobs import protocol
 from remote_jobs.agent.command import Places
 from remote_jobs.agent.jobdir import Layout, fsync_dir
 from remote_jobs.agent.launching import AgentError, disk_error
@@ -190,16 +188,3 @@ def _add(label: str, absolute: str, relative: str, entries: List[Dict[str, Any]]
                 "kind": kind,
             }
         )
-
-
-def drop_stale_parts(layout: Layout, older_than_s: float = 7 * 86400.0) -> None:
-    """Remove partial uploads that nobody came back for."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(layout.blobs):
-            path = os.path.join(layout.blobs, name)
-            if name.endswith(".part") and time.time() - os.stat(path).st_mtime > older_than_s:
-                os.unlink(path)
-
-
-FILE_NAMES = (protocol.SPEC_FILE, protocol.EVENTS_FILE, protocol.STATE_FILE, protocol.RESULT_FILE)
-"""Records that `fetch` always takes along."""

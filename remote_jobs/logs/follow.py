@@ -42,11 +42,9 @@ class Follower:
         self._tail = b""
         self._changed: Dict[int, Bar] = {}
         self._waiting: Optional[Dict[str, Any]] = None
-        self.bytes_seen = 0
 
     def feed(self, data: bytes) -> List[Update]:
         """Take the next bytes; returns what changed: each bar at most once (its newest state), then phases."""
-        self.bytes_seen += len(data)
         changes = self._bars.phases.changes
         self._changed.clear()
         for start in range(0, len(data), 1 << 18):

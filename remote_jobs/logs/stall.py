@@ -39,7 +39,6 @@ class Signals:
     read_bytes_moved_at_s: Optional[float] = None  # any process of the job read or wrote (/proc/PID/io)
     io_wait: bool = False  # a process of the job is in state D
     gpu_utilization_pct: Optional[Sequence[float]] = None  # of the job's GPUs
-    gpu_idle_since_s: Optional[float] = None
     waits_for_input: Optional[str] = None
     phase: Optional[str] = None
     service_ready: bool = False  # a ready server may rest

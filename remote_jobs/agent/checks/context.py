@@ -19,7 +19,6 @@ OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
 _WORST = {SKIP: 0, OK: 1, WARN: 2, FAIL: 3}
 GIB = 1024**3
 VLLM_STEPS = frozenset({"serve", "extract", "evaluate"})
-GPU_LOADERS = frozenset({"serve", "extract", "evaluate", "train"})
 
 
 def row(verdict: str, found: str, fix: str = "", **more: Any) -> Row:

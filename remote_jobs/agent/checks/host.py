@@ -9,7 +9,7 @@ import os
 import resource
 import socket
 import tempfile
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from remote_jobs.agent import procs
 from remote_jobs.agent.checks.context import FAIL, GIB, OK, WARN, Job, Row, Step, gib, row, worst
@@ -19,7 +19,6 @@ NOFILE_GOOD, NOFILE_MIN = 65535, 1024
 MEMLOCK_GOOD = 64 * 1024 * 1024
 SKEW_SHOWN_S, SKEW_BAD_S = 2.0, 300.0
 CACHE_MIN_BYTES = 2 * GIB
-PORTS = {"serve": 8000, "evaluate": None}
 
 
 # ------------------------------------------------------------------------------------------------------------- port
@@ -276,8 +275,3 @@ def judge_clock(laptop_wall: Optional[float], host_wall: float, latency_s: float
     if beyond > SKEW_SHOWN_S:
         return row(WARN, text, fix)
     return row(OK, "clocks differ by {:.1f} s".format(abs(skew)))
-
-
-def checks_of_job() -> List[str]:
-    """Names of the rows that belong to no step."""
-    return ["limits", "locale", "write", "cache", "clock"]

@@ -12,18 +12,15 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from remote_jobs.agent import history
 from remote_jobs.agent.checks import model
-from remote_jobs.agent.checks.context import FAIL, GPU_LOADERS, OK, SKIP, WARN, Row, Step, gib, row, worst
+from remote_jobs.agent.checks.context import FAIL, OK, SKIP, WARN, Row, Step, gib, row, worst
+from remote_jobs.agent.launch_env import ENGINE_READY, LEAST_EXPORT_S, LOADERS, NCCL_HEARTBEAT
 
-ENGINE_READY = "VLLM_ENGINE_READY_TIMEOUT_S"
-NCCL_HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 DEFAULTS_S: Dict[str, float] = {ENGINE_READY: 600.0, NCCL_HEARTBEAT: 480.0}
 """Limits when nobody sets them (vLLM envs.py; torch ProcessGroupNCCL.hpp)."""
 MARGIN = 3.0
 """A shared disk is often three times slower than the few megabytes just measured."""
 STARTUP_S = 120.0
 """Imports, profiling, compilation and graph capture of a first start: 30 to 134 s on H200."""
-LEAST_EXPORT_S = 7200
-"""What a launch exports at least (see launch_env.py); more when the load is predicted to take longer."""
 PROBE_BYTES = 4 * 1024 * 1024
 PROBE_SHARDS = 2
 SLOWEST_BYTES_PER_S = 1e6
@@ -32,7 +29,7 @@ _NEWEST = 50
 
 def check(step: Step, shelf: model.Shelf) -> Optional[Row]:
     """The verdict on one loading step's limits, with `exports`; None for steps that load nothing."""
-    if step.uses not in GPU_LOADERS:
+    if step.uses not in LOADERS:
         return None
     located = model.locate(step)
     if located is None or located.folder is None:
