@@ -19,6 +19,7 @@ from remote_jobs.agent import procs
 from remote_jobs.agent.jobdir import JobDir, write_json
 from remote_jobs.agent.logfile import LogFile
 from remote_jobs.agent.markers import Markers
+from remote_jobs.agent.phaseclock import PhaseClock
 
 _SCAN_EVERY_S = 10.0
 _SCAN_OFTEN_FOR_S = 30.0
@@ -54,6 +55,7 @@ class Attempt:
         gpus: Optional[List[int]],
         log_limit_bytes: int,
         usual: Optional[Callable[[], Dict[str, Any]]] = None,
+        usual_phases: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self.step, self.n, self.index = step, n, index
         self.params, self.changes, self.gpus = dict(params), dict(changes), gpus
@@ -76,6 +78,7 @@ class Attempt:
         self._next_scan_at = 0.0
         self.progress = 0
         self._usual = usual or dict
+        self._clock = PhaseClock(usual_phases)
         self.env: Dict[str, str] = {}
         self.patch_hash: Optional[str] = None
         self.oom_kills_before: Optional[int] = None
@@ -172,11 +175,15 @@ class Attempt:
             self.markers.feed(chunk)
         if updates:
             self._note_bar_progress()
+            self._clock.take(self.follower.snapshot()["phases"], time.monotonic(), time.time())
         return updates
 
     def snapshot(self) -> Dict[str, Any]:
-        """Bars and phases as in explain's JSON."""
-        return dict(self.follower.snapshot()) if self._follower is not None else {"bars": [], "phases": []}
+        """Bars and phases as in explain's JSON, the phases with their times."""
+        if self._follower is None:
+            return {"bars": [], "phases": []}
+        snapshot: Dict[str, Any] = self.follower.snapshot()
+        return {**snapshot, "phases": self._clock.annotate(snapshot["phases"], time.monotonic())}
 
     def _note_bar_progress(self) -> None:
         now = {(bar["label"], bar["worker"], bar["instance"]): bar["done"] for bar in self.snapshot().get("bars", [])}

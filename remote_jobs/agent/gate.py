@@ -39,6 +39,8 @@ class GateReading:
     notes: List[str] = field(default_factory=list)
     document: Dict[str, object] = field(default_factory=dict)
     """The JSON of `orch gpus`, for all GPUs of the host."""
+    power_w: List[Optional[int]] = field(default_factory=list)
+    """Power draw of each GPU of the document, in its order; for people who watch."""
     reaped: List[Dict[str, Any]] = field(default_factory=list)
     took_s: float = 0.0
 
@@ -84,7 +86,12 @@ def judge(
             owner = known.get(process.pid or -1)
             if owner is not None:
                 process.owner = owner.owner
-    reading = GateReading(open=True, notes=list(notes), document=report.to_json(expected))
+    reading = GateReading(
+        open=True,
+        notes=list(notes),
+        document=report.to_json(expected),
+        power_w=[gpu.power_w for gpu in report.gpus],
+    )
     if (wanted is not None and not wanted) or (wanted is None and expected == 0):
         return reading
     if not report.gpus:
@@ -248,6 +255,14 @@ def report(
     reading = look(expected, None, jobs_root, memory_mib=memory_mib, reads=1)
     rows = [owners.as_row(owner) for owner in (*reading.orphans, *reading.holders)]
     return {**reading.document, "holders": rows, "notes": reading.notes}
+
+
+def watched(expected: Optional[int]) -> Dict[str, Any]:
+    """What the watch view shows of the GPUs: the document of `orch gpus`, each GPU with its ``power_w`` besides."""
+    reading = look(expected, None, None, reads=1)
+    rows: List[Dict[str, Any]] = list(reading.document.get("gpus") or [])  # type: ignore[call-overload]
+    gpus_with_power = [{**row, "power_w": watts} for row, watts in zip(rows, reading.power_w)]
+    return {**reading.document, "gpus": gpus_with_power or rows, "notes": reading.notes}
 
 
 def reap_own(orphans: Sequence[owners.Owner]) -> List[Dict[str, Any]]:

@@ -61,6 +61,8 @@ class Gpu:
     memory_reserved_mib: Optional[int] = None
     """The driver's own reservation, where the output lists it beside `used` (drivers from 510 on)."""
     utilization_pct: Optional[int] = None
+    power_w: Optional[int] = None
+    """Read from the full report (`-q`) only: people watch it, nothing is judged by it."""
     compute_capability: Optional[str] = None
     mig_enabled: bool = False
     mig_devices: List[MigDevice] = field(default_factory=list)

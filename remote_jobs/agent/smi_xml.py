@@ -42,6 +42,12 @@ UNCORRECTED_PATHS = (
     "ecc_errors/volatile/dram_uncorrectable",
     "ecc_errors/volatile/double_bit/total",
 )
+# Before driver 535: power_readings; then gpu_power_readings; split into average and instant from 570 on.
+POWER_PATHS = tuple(
+    f"{block}/{name}"
+    for block in ("gpu_power_readings", "power_readings")
+    for name in ("instant_power_draw", "power_draw", "average_power_draw")
+)
 
 
 def read_xml(text: str) -> SmiReading:
@@ -194,6 +200,7 @@ def gpu_from_tree(node: Tree, index: int, bus_id: Optional[str]) -> Gpu:
         memory_total_mib=number_at(node, "fb_memory_usage/total", "memory_usage/total"),
         memory_reserved_mib=number_at(node, "fb_memory_usage/reserved"),
         utilization_pct=number_at(node, "utilization/gpu_util", "utilization/gpu"),
+        power_w=number_at(node, *POWER_PATHS),
         mig_enabled=(text_at(node, "mig_mode/current_mig", "mig_mode/current") or "").lower() == "enabled",
     )
     gpu.display_memory_hidden = text_at(node, "driver_model/current_dm", "driver_model/current") == "WDDM"

@@ -312,6 +312,7 @@ class Stepper:
             gpus=self.claim.indices if self.claim is not None else None,
             log_limit_bytes=boss.spec.log_limit_bytes,
             usual=lambda: history.usual_paces(boss.runs(), self.spec),
+            usual_phases=lambda: history.usual_phases(boss.runs(), self.spec),
         )  # fmt: skip
         self.attempt, self._ready, self._phases, self._counted = attempt, False, {}, None
         self._forecasts = history.ForecastKeeper()
