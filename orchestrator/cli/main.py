@@ -1,6 +1,6 @@
-"""The program `orch`: one typer application, and the only place where errors become text or JSON and an exit status.
+"""The program `orch`: the only place where errors become text or JSON and an exit status.
 
-Must import no service, rich or SSH library at the top: `orch --help` and completion answer at once.
+Must import nothing but the standard library at the top, and little of that: `orch --help` answers at once.
 """
 
 from __future__ import annotations
@@ -8,90 +8,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any
 
-import typer
-from typer.core import TyperGroup
-
-from orchestrator.cli import (
-    completion,
-    control,
-    demo,
-    explain,
-    fetch,
-    hosts,
-    launch,
-    logs,
-    patch,
-    status,
-    watch,
-)
-from orchestrator.cli.options import HELP, examples
+from orchestrator.cli.commands import HELP_COLUMNS, help_text
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 INTERNAL = 70
-
-ORDER = (
-    "demo", "init", "hosts", "gpus", "preflight", "launch", "status", "watch", "wait", "logs", "why", "stop", "retry",
-    "fetch", "history", "explain", "patch", "completion",
-)  # fmt: skip
-
-
-class Commands(TyperGroup):
-    """The commands in the order in which a newcomer meets them."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Names in reading order; anything not listed comes last."""
-        names = super().list_commands(ctx)
-        return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
-
-
-app = typer.Typer(
-    name="orch",
-    cls=Commands,
-    help="Run hours-long GPU jobs on a host over SSH: launched detached, watched, retried, explained.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings=HELP,
-    epilog=examples(
-        "orch demo                          # see a whole job crash, retry and finish, on this machine",
-        "orch init gpubox                   # probe a host, write inventory.yaml and a first plan",
-        "orch launch plans/extract.yaml     # start; prints the job id",
-        "orch watch                         # look at everything; q or Ctrl-C leaves the jobs alone",
-        "orch why JOB                       # what a failed attempt died of",
-    ),
-)
-for module in (demo, hosts, launch, status, watch, logs, control, fetch, explain, patch, completion):
-    module.register(app)
-
-
-def _version(value: bool) -> None:
-    if value:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            typer.echo(f"orch {version('orch-gpu')}")
-        except PackageNotFoundError:
-            typer.echo("orch (not installed)")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    inventory: Annotated[
-        Path | None, typer.Option("--inventory", metavar="FILE", help="Inventory for every command.")
-    ] = None,
-    _version_asked: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Options before the command."""
-    if inventory is not None:
-        os.environ["ORCH_INVENTORY"] = str(inventory)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,10 +21,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in (args[: args.index("--")] if "--" in args else args)
     try:
+        if args in (["--help"], ["-h"]) and "_ORCH_COMPLETE" not in os.environ and _columns() >= HELP_COLUMNS:
+            sys.stdout.write(help_text())
+            sys.stdout.flush()
+            return 0
         if "_ORCH_COMPLETE" in os.environ:
             from typer._completion_classes import completion_init
 
             completion_init()
+        from orchestrator.cli.app import app
+
         result = app(args=args, prog_name="orch", standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
@@ -113,8 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _columns() -> int:
+    """Columns of the terminal on stdout; off a terminal a line may be of any length."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else HELP_COLUMNS
+    except (OSError, ValueError, AttributeError):
+        return HELP_COLUMNS
+
+
 def _report(error: BaseException, *, as_json: bool) -> int:
     """Say what went wrong (as JSON too where asked); the exit status."""
+    import typer
+
     from orchestrator.core.errors import Interrupted, OrchError, UsageError
 
     if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
@@ -161,6 +99,8 @@ def _print(error: object, *, as_json: bool, code: str | None = None) -> None:
 
 def _usage_errors() -> type[BaseException]:
     """Typer's error of a wrong command line: click's own, or the one of the copy that typer carries."""
+    import typer
+
     return typer.BadParameter.__mro__[2]
 
 
