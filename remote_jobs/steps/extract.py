@@ -19,6 +19,7 @@ if __package__ in {
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _here]
     sys.path.insert(0, os.path.dirname(os.path.dirname(_here)))
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,20 +32,26 @@ from remote_jobs.steps.extraction.errors import IncompleteError
 from remote_jobs.steps.extraction.manifest import (
     MANIFEST_NAME,
     check_resumable,
+    differing,
     new_manifest,
     read_manifest,
+    record_of_range,
     write_index,
     write_manifest,
 )
+from remote_jobs.steps.extraction.merge import merge
 from remote_jobs.steps.extraction.model import check_layer_ids, default_layer_ids, read_model
 from remote_jobs.steps.extraction.options import Options
+from remote_jobs.steps.extraction.parts import Part
 from remote_jobs.steps.extraction.progress import Progress
 from remote_jobs.steps.extraction.samples import (
-    SCRATCH_NAME,
     SampleWriter,
     Shape,
+    clear_leftovers,
+    one_at_a_time,
     output_folder,
     sample_files,
+    scratch_folder,
     valid_samples,
 )
 from remote_jobs.steps.extraction.stop import StopSignal
@@ -56,14 +63,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work(progress: Progress) -> None:
         opts = options.parse(argv)
         stop = StopSignal()
-        with stop.installed(), output_folder(opts.output) as folder:
-            extract(opts, folder, progress, stop)
+        with stop.installed(), output_folder(opts.output, opts.part) as folder:
+            if opts.merge is None:
+                extract(opts, folder, progress, stop)
+                return
+            with progress.phase("merge"), stop.raising():
+                whole = merge(folder, opts.merge, progress.say)
+            progress.say(
+                f"Done: {opts.merge} ranges, {whole['samples']['valid']} samples are valid in {folder}."
+            )
 
     return entry.run("extract", work)
 
 
 def extract(opts: Options, folder: str, progress: Progress, stop: StopSignal) -> None:
-    """Bring the output folder to one valid file per dataset row. See the errors of StepError for what it raises."""
+    """Bring the output folder to one valid file per dataset row (or per row of our range of them).
+
+    See the errors of StepError for what it raises.
+    """
+    part = opts.part
     with progress.phase("load_config"), stop.raising():
         # Everything that can be known without loading the model is checked here, in about a second.
         model = read_model(opts.model, opts.revision)
@@ -71,11 +89,13 @@ def extract(opts: Options, folder: str, progress: Progress, stop: StopSignal) ->
         layer_ids = check_layer_ids(layers, model.num_hidden_layers)
         backend_name, reason = backends.resolve(opts.backend)
         module = backends.load(backend_name)
-        if opts.overwrite:
+        if opts.overwrite and part is None:
             _clear(folder)
-        old = read_manifest(folder)
         all_rows = _read_rows(
-            opts, old, vocab_size=model.vocab_size, max_tokens=module.longest_prompt(model, opts.flags)
+            opts,
+            read_manifest(folder),
+            vocab_size=model.vocab_size,
+            max_tokens=module.longest_prompt(model, opts.flags),
         )
         rows = all_rows[: opts.samples]
         config = BackendConfig(
@@ -84,7 +104,7 @@ def extract(opts: Options, folder: str, progress: Progress, stop: StopSignal) ->
             longest=max(len(row.token_ids) for row in rows),
             flags=opts.flags,
             argv=opts.argv,
-            scratch=os.path.join(folder, SCRATCH_NAME),
+            scratch=scratch_folder(folder, part),
             progress=progress,
             trust_remote_code=opts.trust_remote_code,
         )
@@ -98,18 +118,19 @@ def extract(opts: Options, folder: str, progress: Progress, stop: StopSignal) ->
             dataset=opts.dataset,
             rows=rows,
         )
-        check_resumable(folder, old, manifest, all_rows)
+        with one_at_a_time(folder) if part else contextlib.nullcontext():
+            _take_folder(opts, folder, manifest, rows, all_rows)
+        if part is not None:
+            first, end = part.bounds([len(row.token_ids) for row in rows])
+            clear_leftovers(folder, range(first, end))
+            manifest = record_of_range(manifest, rows, part, first, end)
+            write_manifest(folder, manifest, part)
+            progress.say(f"Range {part.index} of {part.count}: rows {first} to {end - 1} of {len(rows)}")
+            rows = rows[first:end]
         valid, damaged = valid_samples(folder, rows, shape)
         for path, why in damaged.items():
             progress.say(f"{os.path.basename(path)} is made again: {why}")
             os.unlink(path)
-        if old is not None:
-            manifest.update(
-                {key: old[key] for key in ("created_at", "versions", "patch_set_sha256") if key in old}
-            )
-        # Written before the first sample, so that no later run can mix other states into this folder.
-        write_manifest(folder, manifest)
-        write_index(folder, rows)
         pending = [row for row in rows if row.index not in valid]
         progress.say(
             f"{len(rows)} samples, {sum(len(row.token_ids) for row in rows)} tokens (longest {config.longest}), "
@@ -122,7 +143,7 @@ def extract(opts: Options, folder: str, progress: Progress, stop: StopSignal) ->
         with progress.phase("load_weights"), stop.raising():
             backend = module.open_backend(config)
         try:
-            _note_facts(manifest, backend.facts(), folder, progress)
+            _note_facts(manifest, backend.facts(), folder, progress, part)
             with progress.phase("extract", done=len(valid), total=len(rows)):
                 budget = DiskBudget(
                     folder, _reserve_bytes(opts, folder), opts.disk_wait_s, progress, stop.check
@@ -137,15 +158,15 @@ def extract(opts: Options, folder: str, progress: Progress, stop: StopSignal) ->
     missing = [row.index for row in rows if row.index not in valid]
     manifest["samples"]["valid"] = len(valid)
     manifest["complete"] = not missing
-    write_manifest(folder, manifest)
+    write_manifest(folder, manifest, part)
     if missing:
         listed = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
         raise IncompleteError(
             f"{len(missing)} of {len(rows)} samples are missing at the end of the run: rows {listed}"
         )
-    if opts.verify:
+    if opts.verify and rows:
         manifest["verified"] = proof or _verify_afresh(opts, folder, rows, config, shape, progress, stop)
-        write_manifest(folder, manifest)
+        write_manifest(folder, manifest, part)
     progress.say(
         f"Done: {len(valid)} of {len(rows)} samples are valid in {folder} ({len(pending)} made by this run)."
     )
@@ -234,7 +255,26 @@ def _verify_afresh(
         reference.close()
 
 
-def _note_facts(manifest: dict[str, Any], facts: dict[str, Any], folder: str, progress: Progress) -> None:
+def _take_folder(
+    opts: Options, folder: str, manifest: dict[str, Any], rows: Sequence[Row], all_rows: Sequence[Row]
+) -> None:
+    """Make the folder this extraction's, before the first sample: no later run can mix other states into it."""
+    old = read_manifest(folder)
+    if opts.overwrite and (sample_files(folder) if old is None else differing(old, manifest, all_rows)):
+        _clear(folder)  # for ranges: what another extraction left, never what the other ranges make
+        old = None
+    check_resumable(folder, old, manifest, all_rows)
+    if old is not None:
+        manifest.update(
+            {key: old[key] for key in ("created_at", "versions", "patch_set_sha256") if key in old}
+        )
+    write_manifest(folder, manifest)
+    write_index(folder, rows)
+
+
+def _note_facts(
+    manifest: dict[str, Any], facts: dict[str, Any], folder: str, progress: Progress, part: Part | None
+) -> None:
     """Put what computed the states into the manifest; say when a resumed folder gets a second maker."""
     former = manifest["versions"]
     manifest.update(facts)
@@ -243,7 +283,7 @@ def _note_facts(manifest: dict[str, Any], facts: dict[str, Any], folder: str, pr
     )
     if changed:
         progress.say("Note: the files from before were made with other versions of " + ", ".join(changed))
-    write_manifest(folder, manifest)
+    write_manifest(folder, manifest, part)
 
 
 def _reserve_bytes(opts: Options, folder: str) -> int:

@@ -13,11 +13,12 @@ from typing import Any
 
 from remote_jobs.steps.extraction.dataset import Row, prompts_sha256
 from remote_jobs.steps.extraction.errors import CheckpointError, ConfigError
+from remote_jobs.steps.extraction.merge import MANIFEST_NAME
 from remote_jobs.steps.extraction.model import ModelFacts
+from remote_jobs.steps.extraction.parts import Part
 from remote_jobs.steps.extraction.progress import utc_now
 from remote_jobs.steps.extraction.samples import sample_files, write_atomically
 
-MANIFEST_NAME = "manifest.json"
 INDEX_NAME = "samples.jsonl"
 VERSION = 1
 CONVENTION = "input of layer k (layers count from 0); k = num_hidden_layers is the output of the last layer, before the final norm"
@@ -80,10 +81,26 @@ def read_manifest(folder: str) -> dict[str, Any] | None:
     return manifest
 
 
-def write_manifest(folder: str, manifest: dict[str, Any]) -> None:
-    """Replace the manifest atomically."""
+def write_manifest(folder: str, manifest: dict[str, Any], part: Part | None = None) -> None:
+    """Replace the manifest, or the record of one range, atomically."""
     manifest["updated_at"] = utc_now()
-    write_atomically(os.path.join(folder, MANIFEST_NAME), json.dumps(manifest, indent=2).encode() + b"\n")
+    name = MANIFEST_NAME if part is None else part.file_name
+    write_atomically(os.path.join(folder, name), json.dumps(manifest, indent=2).encode() + b"\n")
+
+
+def record_of_range(
+    whole: dict[str, Any], rows: Sequence[Row], part: Part, first: int, end: int
+) -> dict[str, Any]:
+    """What the manifest is for a whole run, for one range: the same facts, the counts of its own rows, and which."""
+    mine = rows[first:end]
+    return {
+        **whole,
+        "range": {"index": part.index, "count": part.count, "first": first, "end": end, "rows": len(rows)},
+        "samples": {"expected": len(mine), "valid": 0},
+        "tokens": sum(len(row.token_ids) for row in mine),
+        "complete": False,
+        "verified": None,
+    }
 
 
 def write_index(folder: str, rows: Sequence[Row]) -> None:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from remote_jobs.steps.extraction.errors import CheckpointError, ConfigError
+from remote_jobs.steps.extraction.sample_file import MAX_HEADER_BYTES
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "merges.txt")
-MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 EDGE_BYTES = 65536
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from remote_jobs.steps.extraction.backends import NAMES
 from remote_jobs.steps.extraction.errors import ConfigError
+from remote_jobs.steps.extraction.parts import Part
 
 DESCRIPTION = """\
 Write the hidden states of chosen layers for every prompt of a dataset, one safetensors file per sample.
@@ -42,6 +43,8 @@ class Options:
     output: str
     backend: str
     samples: int | None
+    part: Part | None
+    merge: int | None
     verify: int
     verify_tolerance: float | None
     revision: str | None
@@ -60,7 +63,11 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         ConfigError: an argument that no flag owns.
     """
     known, rest = _parser().parse_known_args(argv)
-    return Options(**vars(known), flags=backend_flags(rest), argv=tuple(rest))
+    values = vars(known)
+    part = values.pop("range")
+    if part is None and values["merge"] is None:
+        part = _range_of_environment()
+    return Options(**values, part=part, flags=backend_flags(rest), argv=tuple(rest))
 
 
 def backend_flags(argv: Sequence[str]) -> dict[str, Any]:
@@ -111,6 +118,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     need.add_argument("--samples", type=_count, metavar="N", help="only the first N rows (default: all)")
     need.add_argument(
+        "--range",
+        type=_range,
+        metavar="I/N",
+        help="only the I-th of N ranges of the rows (default: $ORCH_SPLIT_INDEX of $ORCH_SPLIT_COUNT, else all rows)",
+    )
+    need.add_argument(
+        "--merge",
+        type=_count,
+        metavar="N",
+        help="compute nothing: check that the N ranges are all there and make one manifest of theirs",
+    )
+    need.add_argument(
         "--revision", help="revision of the model: fetched from the hub, recorded in the manifest"
     )
     where = parser.add_argument_group("where and how")
@@ -133,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         "--overwrite",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="throw away what another extraction left in the output folder",
+        help="throw away what another extraction left in the output folder (and, without ranges, an earlier run of this one)",
     )
     where.add_argument(
         "--min-free-gib",
@@ -174,6 +193,28 @@ def _layers(text: str) -> tuple[int, ...]:
     if not isinstance(value, list) or any(type(item) is not int for item in value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of layer ids, as in 2,30,58,61")
     return tuple(value)
+
+
+def _range(text: str) -> Part:
+    try:
+        return Part.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _range_of_environment() -> Part | None:
+    """The range that a scheduler's array gives its tasks; one of one is all rows."""
+    index, count = os.environ.get("ORCH_SPLIT_INDEX"), os.environ.get("ORCH_SPLIT_COUNT")
+    if not index and not count:
+        return None
+    try:
+        part = Part.parse(f"{index}/{count}")
+    except ValueError:
+        raise ConfigError(
+            f"ORCH_SPLIT_INDEX={index} and ORCH_SPLIT_COUNT={count} name no range",
+            hint="set both: the index counts from 1 to the count",
+        ) from None
+    return part if part.count > 1 else None
 
 
 def _count(text: str) -> int:
