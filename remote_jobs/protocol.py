@@ -415,6 +415,7 @@ class Op(str, Enum):
     WHY = "why"
     HISTORY = "history"
     PATCH = "patch"
+    NOTIFY = "notify"
 
 
 GRACE_S: Mapping[str, float] = {"run": 15.0, "generate": 15.0, "train": 130.0, "vocab_map": 15.0, "evaluate": 15.0}

@@ -226,12 +226,12 @@ def _step_left_s(
         return float(low) + later_s * (1 - _SPREAD), float(high) + later_s * (1 + _SPREAD)
     if usual is None:
         return None
-    started = _epoch(attempt.get("started_at"))
+    started = epoch(attempt.get("started_at"))
     left = max(0.0, usual - (now_wall - started)) if started else usual
     return left * (1 - _SPREAD), left * (1 + _SPREAD)
 
 
-def _epoch(text: Any) -> Optional[float]:
+def epoch(text: Any) -> Optional[float]:
     """Epoch seconds of an ISO UTC time with Z."""
     import calendar
 

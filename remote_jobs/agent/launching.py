@@ -257,7 +257,7 @@ def post_control(
         raise AgentError("bad_request", "job {} is over ({})".format(job_id, name))
     if final and action == "retry":
         _wait_unlocked(job, 5.0)
-        if not secrets:
+        if not any(not name.startswith("@") for name in secrets or {}):  # @notify alone is no step's
             _refuse_without_secrets(job)
     try:
         request_id = control.post(job, action, args, key)

@@ -19,7 +19,7 @@ import traceback
 from typing import Any, Dict, List, Mapping, Optional
 
 from remote_jobs import protocol
-from remote_jobs.agent import control, gpu_access, history, procs, reboot, recovery
+from remote_jobs.agent import control, gpu_access, history, notify, procs, reboot, recovery
 from remote_jobs.agent.attempt import utc_now
 from remote_jobs.agent.command import Places
 from remote_jobs.agent.fold import Fold
@@ -61,6 +61,7 @@ class Supervisor:
         self.replayed: List[Dict[str, Any]] = events
         self.steppers = [Stepper(self, step, index + 1) for index, step in enumerate(spec.step_specs())]
         self.by_name = {stepper.spec.name: stepper for stepper in self.steppers}
+        self.notifier = notify.Notifier(self)
 
     def secret_values(self) -> List[str]:
         """Values that must appear in no record."""
@@ -86,6 +87,7 @@ class Supervisor:
         self._fold_one(record)
         self._pending_events.append(record)
         self._flush_events()
+        self.notifier.take(record)
         self._urgent = True  # the state follows once per turn of the loop: it is derived, the event is on disk
 
     def _fold_one(self, record: Mapping[str, Any]) -> None:
@@ -136,6 +138,7 @@ class Supervisor:
         for stepper in self.steppers:
             stepper.add_progress(self.fold.step(stepper.spec.name))
         state["eta"] = self._eta(state)
+        self.notifier.look(state)
         state["beat_at"] = utc_now()
         state["beat_mono"] = round(now, 3)
         state["boot_id"] = procs.boot_id()
@@ -217,6 +220,7 @@ class Supervisor:
             for stepper in self.steppers:
                 self._tick(stepper)
             self._report_signals()
+            self.notifier.tick(time.monotonic())
             self._flush_events()
             if self._urgent:
                 self.write_state(durable=True)
@@ -353,7 +357,7 @@ class Supervisor:
 
     def side_pids(self) -> List[int]:
         """Pids of side tasks: children of ours that are not the job's."""
-        return [pid for stepper in self.steppers for pid in stepper.side_pids()]
+        return [*self.notifier.side_pids(), *(pid for stepper in self.steppers for pid in stepper.side_pids())]
 
     def _all_gone(self) -> bool:
         """End what is left of the job in spite of everything (env -i, setsid): nothing outlives the final event."""
@@ -382,21 +386,21 @@ class Supervisor:
             os.unlink(self.job.at(protocol.RESERVE_FILE))
         with contextlib.suppress(OSError):
             os.unlink(self.job.at(protocol.SECRETS_FILE))
+        self.notifier.close()
         return final
 
 
 def _load_secrets(job: JobDir, given: Mapping[str, Any]) -> Dict[str, Any]:
     """Secrets of this start, kept in a 0600 file because a later attempt needs them; deleted at the end."""
     path = job.at(protocol.SECRETS_FILE)
+    kept: Dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
+        loaded = json.loads(file.read().decode("utf-8"))
+        kept = loaded if isinstance(loaded, dict) else {}
     if given:
-        write_json(path, given)
-        return dict(given)
-    try:
-        with open(path, "rb") as file:
-            loaded = json.loads(file.read().decode("utf-8"))
-            return loaded if isinstance(loaded, dict) else {}
-    except (OSError, ValueError):
-        return {}
+        kept = {**kept, **given}
+        write_json(path, kept)
+    return kept
 
 
 class _SupervisorLog:
