@@ -20,7 +20,7 @@ import traceback
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from remote_jobs import protocol
-from remote_jobs.agent import history, launching, probe, transfer
+from remote_jobs.agent import history, launching, notices, probe, transfer
 from remote_jobs.agent import why as why_module
 from remote_jobs.agent.jobdir import Layout
 from remote_jobs.agent.launching import AgentError
@@ -114,6 +114,7 @@ class Server:
             ),
             "why": self._why,
             "history": lambda request, data: ({"runs": history.read(self.layout)}, b""),
+            "notify": lambda request, data: (notices.answer(self.layout.job(request["job"]), request), b""),
         }
         self._slow: Dict[str, Callable[[Mapping[str, Any], bytes], Answer]] = {
             "launch": self._launch,
