@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -23,24 +25,20 @@ import numpy.typing as npt
 
 from remote_jobs.steps.extraction.dataset import Row
 from remote_jobs.steps.extraction.errors import ConfigError, NumericalError
-from remote_jobs.steps.extraction.parts import Part
-from remote_jobs.steps.extraction.sample_file import (
-    SAFETENSORS_DTYPES,
-    DamagedSampleError,
-    fsync_folder,
-    read_sample_file,
-    write_atomically,
-)
+from remote_jobs.steps.extraction.finite import file_is_finite, tensor_is_finite
+from remote_jobs.steps.extraction.model import MAX_HEADER_BYTES
 
 SAMPLE_NAME = re.compile(r"hs_(\d+)\.safetensors")
-TEMPORARY_NAME = re.compile(
-    r"(hs_\d+\.safetensors|manifest\.json|samples\.jsonl|range-\d+of\d+\.json)\.tmp\.\d+"
-)
+TEMPORARY_NAME = re.compile(r"(hs_\d+\.safetensors|manifest\.json|samples\.jsonl)\.tmp\.\d+")
 LOCK_NAME = ".extract.lock"
 SCRATCH_NAME = ".scratch"
-SHARERS = "ranges of a split"
-WRITER_THREADS = 2
-WRITES_IN_FLIGHT = 4
+SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+WRITER_THREADS = 8
+WRITES_IN_FLIGHT = 32
+LOOK_EVERY_S = 0.2
+IN_MEMORY_BYTES = 2 * 1024**3
+"""Writes on their way: fsync waits for the disk, so several at once are what fills it; states still in memory are
+bounded in bytes too (one sample of a 7168-wide model has 117 MB)."""
 
 
 @dataclass(frozen=True)
@@ -66,21 +64,37 @@ def sample_path(folder: str, index: int) -> str:
 
 
 def why_invalid(path: str, token_ids: npt.NDArray[np.int32] | None, shape: Shape | None) -> str | None:
-    """Say what is wrong with a sample file; None when it is whole and belongs to these token ids."""
+    """Say what is wrong with a sample file; None when it is whole and belongs to these token ids.
+
+    Reads the header and the token ids only, so ten thousand files take seconds.
+    """
     try:
-        sample = read_sample_file(path)
+        size = os.path.getsize(path)
+        with open(path, "rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= min(MAX_HEADER_BYTES, size):
+                return "its header is damaged"
+            header = json.loads(stream.read(length))
+            states, ids = header["hidden_states"], header["token_ids"]
+            end = max(entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__")
+            if size != 8 + length + end:
+                return f"it has {size} bytes, its header says {8 + length + end}"
+            start, stop = ids["data_offsets"]
+            stream.seek(8 + length + start)
+            found = np.frombuffer(stream.read(stop - start), dtype="<i8")
     except FileNotFoundError:
         return "it is not there"
-    except DamagedSampleError as error:
-        return str(error)
-    found = np.frombuffer(sample.token_ids, dtype="<i8")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"its header is damaged ({error})"
+    if ids["dtype"] != "I64" or states["shape"][:1] != ids["shape"]:
+        return "hidden_states and token_ids do not fit together"
     if shape is not None:
         wanted = (
             SAFETENSORS_DTYPES.get(shape.dtype, shape.dtype),
-            (len(found), shape.num_layers, shape.hidden_size),
+            [len(found), shape.num_layers, shape.hidden_size],
         )
-        if (sample.dtype, sample.shape) != wanted:
-            return f"its states are {sample.dtype} {list(sample.shape)}, not {wanted[0]} {list(wanted[1])}"
+        if (states["dtype"], states["shape"]) != wanted:
+            return f"its states are {states['dtype']} {states['shape']}, not {wanted[0]} {wanted[1]}"
     if token_ids is not None and not np.array_equal(found, token_ids):
         return "its token ids are those of another prompt"
     return None
@@ -111,11 +125,11 @@ def sample_files(folder: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def output_folder(path: str, part: Part | None = None) -> Iterator[str]:
+def output_folder(path: str) -> Iterator[str]:
     """Make and lock the output folder, and clear what a killed run left; yields its absolute path.
 
-    A whole run has the folder for itself; the ranges of a split share it, each range once. The locks are POSIX record
-    locks: they end with this process and, unlike flock, are not inherited by engine processes that may outlive it.
+    The lock is a POSIX record lock: it ends with this process and, unlike flock, is not inherited by engine processes
+    that may outlive it.
 
     Raises:
         ConfigError: another extract writes to this folder.
@@ -123,78 +137,72 @@ def output_folder(path: str, part: Part | None = None) -> Iterator[str]:
     """
     folder = os.path.abspath(os.path.expanduser(path))
     os.makedirs(folder, exist_ok=True)
-    with contextlib.ExitStack() as locks:
-        if part is None:
-            locks.enter_context(_locked(folder, LOCK_NAME, str(os.getpid())))
-            clear_leftovers(folder)
-        else:
-            locks.enter_context(_locked(folder, LOCK_NAME, SHARERS, shared=True))
-            locks.enter_context(_locked(folder, f"{LOCK_NAME}.{part}", str(os.getpid())))
-        scratch = scratch_folder(folder, part)
-        shutil.rmtree(scratch, ignore_errors=True)
-        os.makedirs(scratch, exist_ok=True)
+    lock = os.open(os.path.join(folder, LOCK_NAME), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in {errno.EACCES, errno.EAGAIN}:
+                owner = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                raise ConfigError(f"another extract (pid {owner}) is writing to {folder}") from None
+            # No locks on this file system (some NFS mounts): the supervisor already runs one attempt at a time.
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        clear_leftovers(folder)
+        os.makedirs(os.path.join(folder, SCRATCH_NAME), exist_ok=True)
         try:
             yield folder
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-
-
-def scratch_folder(folder: str, part: Part | None) -> str:
-    """Where a run keeps what is not finished."""
-    return os.path.join(folder, SCRATCH_NAME if part is None else f"{SCRATCH_NAME}-{part}")
-
-
-@contextlib.contextmanager
-def _locked(folder: str, name: str, owner: str, *, shared: bool = False) -> Iterator[None]:
-    """Hold a lock file of the folder; ``owner`` is what another run is told."""
-    lock = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.lockf(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in {errno.EACCES, errno.EAGAIN}:
-                found = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
-                whose = found if found == SHARERS else f"pid {found}"
-                raise ConfigError(f"another extract ({whose}) is writing to {folder}") from None
-            # No locks on this file system (some NFS mounts): the supervisor already runs one attempt at a time.
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, owner.encode(), 0)
-        yield
+            shutil.rmtree(os.path.join(folder, SCRATCH_NAME), ignore_errors=True)
     finally:
         os.close(lock)
 
 
-@contextlib.contextmanager
-def one_at_a_time(folder: str) -> Iterator[None]:
-    """For the moments in which ranges read and write what they share: waits until no other is inside."""
-    lock = os.open(os.path.join(folder, f"{LOCK_NAME}.shared"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks: they write the same bytes
-            fcntl.lockf(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
-def clear_leftovers(folder: str, rows: range | None = None) -> None:
-    """Remove temporary files and scratch folders of runs that died. Only under the folder's lock.
-
-    ``rows``: only the temporary samples of these rows, for a range whose neighbours are at work.
-    """
+def clear_leftovers(folder: str) -> None:
+    """Remove temporary files and the scratch folder of a run that died. Only under the folder's lock."""
     for name in os.listdir(folder):
-        found = TEMPORARY_NAME.fullmatch(name)
-        row = SAMPLE_NAME.fullmatch(found[1]) if found else None
-        if found and (rows is None or (row and int(row[1]) in rows)):
+        if TEMPORARY_NAME.fullmatch(name):
             os.unlink(os.path.join(folder, name))
-        elif rows is None and (name == SCRATCH_NAME or name.startswith(f"{SCRATCH_NAME}-")):
-            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    shutil.rmtree(os.path.join(folder, SCRATCH_NAME), ignore_errors=True)
+
+
+def write_atomically(path: str, data: bytes, *, sync_folder: bool = True) -> None:
+    """Write a file so that its name always stands for a whole file: temporary name, fsync, rename, fsync of the folder.
+
+    `sync_folder=False` leaves the last to the caller, who does it once for many files.
+
+    Raises:
+        OSError: the disk is full or fails; the temporary file is removed, a former file stays.
+    """
+    temporary = f"{path}.tmp.{os.getpid()}"
+    try:
+        with open(temporary, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    if sync_folder:
+        fsync_folder(os.path.dirname(path) or ".")
+
+
+def fsync_folder(folder: str) -> None:
+    """Make renames in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
 
 
 def check_finite(states: Any, row: Row, layer_ids: Sequence[int]) -> None:
-    """Refuse NaN and infinity in states [seq, L, H].
+    """Refuse NaN and infinity in states, a tensor [seq, L, H].
 
     Raises:
         NumericalError: names the sample, the first layer and token, and the counts.
@@ -214,7 +222,10 @@ def check_finite(states: Any, row: Row, layer_ids: Sequence[int]) -> None:
 
 
 def write_sample(path: str, states: Any, row: Row, layer_ids: Sequence[int]) -> None:
-    """Check and store one sample. `states`: tensor [seq, L, H], or the path of a file that a backend already wrote."""
+    """Check and store one sample. `states`: tensor [seq, L, H], or the path of a file that a backend already wrote.
+
+    The file itself is durable on return; its name is after an fsync of the folder, which the caller does for many at once.
+    """
     import torch
     from safetensors import safe_open
     from safetensors.torch import save
@@ -223,18 +234,21 @@ def write_sample(path: str, states: Any, row: Row, layer_ids: Sequence[int]) -> 
         reason = why_invalid(states, row.token_ids, None)
         if reason is not None:
             raise NumericalError(f"the engine's file for {row.named()} cannot be used: {reason} ({states})")
-        with safe_open(states, framework="pt") as stream:
-            check_finite(stream.get_tensor("hidden_states"), row, layer_ids)
+        if not file_is_finite(states):
+            with safe_open(states, framework="pt") as stream:
+                check_finite(stream.get_tensor("hidden_states"), row, layer_ids)
         _adopt(states, path)
         return
     if states.shape[0] != len(row.token_ids):
         raise NumericalError(
             f"{row.named()}: {len(row.token_ids)} tokens went in, states of {states.shape[0]} came out"
         )
-    check_finite(states, row, layer_ids)
+    if not tensor_is_finite(states):
+        check_finite(states, row, layer_ids)
     token_ids = torch.from_numpy(row.token_ids.astype(np.int64))
     # Our own write, not save_file: its errors hide errno, and the file has to be fsynced before the rename.
-    write_atomically(path, save({"hidden_states": states.contiguous(), "token_ids": token_ids}))
+    content = save({"hidden_states": states.contiguous(), "token_ids": token_ids})
+    write_atomically(path, content, sync_folder=False)
 
 
 def _adopt(source: str, path: str) -> None:
@@ -259,38 +273,42 @@ def _adopt(source: str, path: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    fsync_folder(os.path.dirname(path) or ".")
 
 
 class SampleWriter:
-    """Writes samples in a few threads, so that fsync does not hold up the device; bounded, errors are not lost.
-
-    `written` collects the indices of the rows that are on disk; take them with `finished()`.
-    """
+    """Writes samples in a few threads, so that neither checks nor fsync hold up the device; bounded, errors are not lost."""
 
     def __init__(self, folder: str, layer_ids: Sequence[int]) -> None:
         self._folder = folder
         self._layer_ids = tuple(layer_ids)
         self._pool = ThreadPoolExecutor(WRITER_THREADS, thread_name_prefix="sample-writer")
-        self._pending: dict[Future[None], Row] = {}
+        self._pending: dict[Future[None], tuple[Row, int]] = {}
+        self._looked_at = 0.0
 
     def submit(self, row: Row, states: Any) -> list[Row]:
         """Queue one sample; returns the rows finished meanwhile. Raises what a former write raised."""
-        if len(self._pending) >= WRITES_IN_FLIGHT:
+        held = 0 if isinstance(states, str) else states.numel() * states.element_size()
+        done = self.finished() if time.monotonic() - self._looked_at >= LOOK_EVERY_S else []
+        while self._pending and (
+            len(self._pending) >= WRITES_IN_FLIGHT
+            or sum(size for _, size in self._pending.values()) + held > IN_MEMORY_BYTES
+        ):
             wait(self._pending, return_when=FIRST_COMPLETED)
-        done = self.finished()
+            done += self.finished()
         path = sample_path(self._folder, row.index)
-        self._pending[self._pool.submit(write_sample, path, states, row, self._layer_ids)] = row
+        future = self._pool.submit(write_sample, path, states, row, self._layer_ids)
+        self._pending[future] = (row, held)
         return done
 
     def finished(self) -> list[Row]:
-        """Rows whose file is complete since the last call; raises the first error of a write."""
+        """Rows whose file is complete and durable since the last call; raises the first error of a write."""
+        self._looked_at = time.monotonic()
         done = [future for future in self._pending if future.done()]
-        rows = []
+        rows = [self._pending.pop(future)[0] for future in done]
+        if done:
+            fsync_folder(self._folder)
         for future in done:
-            row = self._pending.pop(future)
             future.result()
-            rows.append(row)
         return rows
 
     def drain(self) -> list[Row]:
