@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -26,13 +25,22 @@ import numpy.typing as npt
 from remote_jobs.steps.extraction.dataset import Row
 from remote_jobs.steps.extraction.errors import ConfigError, NumericalError
 from remote_jobs.steps.extraction.finite import file_is_finite, tensor_is_finite
-from remote_jobs.steps.extraction.model import MAX_HEADER_BYTES
+from remote_jobs.steps.extraction.parts import Part
+from remote_jobs.steps.extraction.sample_file import (
+    SAFETENSORS_DTYPES,
+    DamagedSampleError,
+    fsync_folder,
+    read_sample_file,
+    write_atomically,
+)
 
 SAMPLE_NAME = re.compile(r"hs_(\d+)\.safetensors")
-TEMPORARY_NAME = re.compile(r"(hs_\d+\.safetensors|manifest\.json|samples\.jsonl)\.tmp\.\d+")
+TEMPORARY_NAME = re.compile(
+    r"(hs_\d+\.safetensors|manifest\.json|samples\.jsonl|range-\d+of\d+\.json)\.tmp\.\d+"
+)
 LOCK_NAME = ".extract.lock"
 SCRATCH_NAME = ".scratch"
-SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+SHARERS = "ranges of a split"
 WRITER_THREADS = 8
 WRITES_IN_FLIGHT = 32
 LOOK_EVERY_S = 0.2
@@ -64,37 +72,21 @@ def sample_path(folder: str, index: int) -> str:
 
 
 def why_invalid(path: str, token_ids: npt.NDArray[np.int32] | None, shape: Shape | None) -> str | None:
-    """Say what is wrong with a sample file; None when it is whole and belongs to these token ids.
-
-    Reads the header and the token ids only, so ten thousand files take seconds.
-    """
+    """Say what is wrong with a sample file; None when it is whole and belongs to these token ids."""
     try:
-        size = os.path.getsize(path)
-        with open(path, "rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if not 2 <= length <= min(MAX_HEADER_BYTES, size):
-                return "its header is damaged"
-            header = json.loads(stream.read(length))
-            states, ids = header["hidden_states"], header["token_ids"]
-            end = max(entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__")
-            if size != 8 + length + end:
-                return f"it has {size} bytes, its header says {8 + length + end}"
-            start, stop = ids["data_offsets"]
-            stream.seek(8 + length + start)
-            found = np.frombuffer(stream.read(stop - start), dtype="<i8")
+        sample = read_sample_file(path)
     except FileNotFoundError:
         return "it is not there"
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"its header is damaged ({error})"
-    if ids["dtype"] != "I64" or states["shape"][:1] != ids["shape"]:
-        return "hidden_states and token_ids do not fit together"
+    except DamagedSampleError as error:
+        return str(error)
+    found = np.frombuffer(sample.token_ids, dtype="<i8")
     if shape is not None:
         wanted = (
             SAFETENSORS_DTYPES.get(shape.dtype, shape.dtype),
-            [len(found), shape.num_layers, shape.hidden_size],
+            (len(found), shape.num_layers, shape.hidden_size),
         )
-        if (states["dtype"], states["shape"]) != wanted:
-            return f"its states are {states['dtype']} {states['shape']}, not {wanted[0]} {wanted[1]}"
+        if (sample.dtype, sample.shape) != wanted:
+            return f"its states are {sample.dtype} {list(sample.shape)}, not {wanted[0]} {list(wanted[1])}"
     if token_ids is not None and not np.array_equal(found, token_ids):
         return "its token ids are those of another prompt"
     return None
@@ -125,11 +117,11 @@ def sample_files(folder: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def output_folder(path: str) -> Iterator[str]:
+def output_folder(path: str, part: Part | None = None) -> Iterator[str]:
     """Make and lock the output folder, and clear what a killed run left; yields its absolute path.
 
-    The lock is a POSIX record lock: it ends with this process and, unlike flock, is not inherited by engine processes
-    that may outlive it.
+    A whole run has the folder for itself; the ranges of a split share it, each range once. The locks are POSIX record
+    locks: they end with this process and, unlike flock, are not inherited by engine processes that may outlive it.
 
     Raises:
         ConfigError: another extract writes to this folder.
@@ -137,65 +129,71 @@ def output_folder(path: str) -> Iterator[str]:
     """
     folder = os.path.abspath(os.path.expanduser(path))
     os.makedirs(folder, exist_ok=True)
-    lock = os.open(os.path.join(folder, LOCK_NAME), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in {errno.EACCES, errno.EAGAIN}:
-                owner = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
-                raise ConfigError(f"another extract (pid {owner}) is writing to {folder}") from None
-            # No locks on this file system (some NFS mounts): the supervisor already runs one attempt at a time.
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
-        clear_leftovers(folder)
-        os.makedirs(os.path.join(folder, SCRATCH_NAME), exist_ok=True)
+    with contextlib.ExitStack() as locks:
+        if part is None:
+            locks.enter_context(_locked(folder, LOCK_NAME, str(os.getpid())))
+            clear_leftovers(folder)
+        else:
+            locks.enter_context(_locked(folder, LOCK_NAME, SHARERS, shared=True))
+            locks.enter_context(_locked(folder, f"{LOCK_NAME}.{part}", str(os.getpid())))
+        scratch = scratch_folder(folder, part)
+        shutil.rmtree(scratch, ignore_errors=True)
+        os.makedirs(scratch, exist_ok=True)
         try:
             yield folder
         finally:
-            shutil.rmtree(os.path.join(folder, SCRATCH_NAME), ignore_errors=True)
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def scratch_folder(folder: str, part: Part | None) -> str:
+    """Where a run keeps what is not finished."""
+    return os.path.join(folder, SCRATCH_NAME if part is None else f"{SCRATCH_NAME}-{part}")
+
+
+@contextlib.contextmanager
+def _locked(folder: str, name: str, owner: str, *, shared: bool = False) -> Iterator[None]:
+    """Hold a lock file of the folder; ``owner`` is what another run is told."""
+    lock = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.lockf(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in {errno.EACCES, errno.EAGAIN}:
+                found = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                whose = found if found == SHARERS else f"pid {found}"
+                raise ConfigError(f"another extract ({whose}) is writing to {folder}") from None
+            # No locks on this file system (some NFS mounts): the supervisor already runs one attempt at a time.
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, owner.encode(), 0)
+        yield
     finally:
         os.close(lock)
 
 
-def clear_leftovers(folder: str) -> None:
-    """Remove temporary files and the scratch folder of a run that died. Only under the folder's lock."""
-    for name in os.listdir(folder):
-        if TEMPORARY_NAME.fullmatch(name):
-            os.unlink(os.path.join(folder, name))
-    shutil.rmtree(os.path.join(folder, SCRATCH_NAME), ignore_errors=True)
-
-
-def write_atomically(path: str, data: bytes, *, sync_folder: bool = True) -> None:
-    """Write a file so that its name always stands for a whole file: temporary name, fsync, rename, fsync of the folder.
-
-    `sync_folder=False` leaves the last to the caller, who does it once for many files.
-
-    Raises:
-        OSError: the disk is full or fails; the temporary file is removed, a former file stays.
-    """
-    temporary = f"{path}.tmp.{os.getpid()}"
+@contextlib.contextmanager
+def one_at_a_time(folder: str) -> Iterator[None]:
+    """For the moments in which ranges read and write what they share: waits until no other is inside."""
+    lock = os.open(os.path.join(folder, f"{LOCK_NAME}.shared"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        with open(temporary, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    if sync_folder:
-        fsync_folder(os.path.dirname(path) or ".")
-
-
-def fsync_folder(folder: str) -> None:
-    """Make renames in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
+        with contextlib.suppress(OSError):  # a file system without locks: they write the same bytes
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+        yield
     finally:
-        os.close(descriptor)
+        os.close(lock)
+
+
+def clear_leftovers(folder: str, rows: range | None = None) -> None:
+    """Remove temporary files and scratch folders of runs that died. Only under the folder's lock.
+
+    ``rows``: only the temporary samples of these rows, for a range whose neighbours are at work.
+    """
+    for name in os.listdir(folder):
+        found = TEMPORARY_NAME.fullmatch(name)
+        row = SAMPLE_NAME.fullmatch(found[1]) if found else None
+        if found and (rows is None or (row and int(row[1]) in rows)):
+            os.unlink(os.path.join(folder, name))
+        elif rows is None and (name == SCRATCH_NAME or name.startswith(f"{SCRATCH_NAME}-")):
+            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
