@@ -27,7 +27,7 @@ from orchestrator.core.errors import (
     Unreachable,
 )
 from orchestrator.hosts.release import Release
-from orchestrator.hosts.stream import MAX_NOISE_BYTES, ByteStream, Framing, encode
+from orchestrator.hosts.stream import MAX_FIRST_BYTES, MAX_NOISE_BYTES, ByteStream, Framing, encode
 
 HELLO_WITHIN_S = 45.0
 """From the started command to the agent's first words; an interpreter on a cold network disk is slow."""
@@ -108,15 +108,16 @@ class Session:
             threading.Thread(target=work, name=f"{work.__name__.strip('_')} {self.host}", daemon=True).start()
 
     def _handshake(self, release: Release, timers: list[threading.Timer], give_up: Any) -> None:
-        noise = 0
+        noise, sent = 0, False
         while True:
-            message = self._framing.message()
+            message = self._framing.message(MAX_FIRST_BYTES)
             if isinstance(message, bytes):
                 noise += len(message) + 1
             elif isinstance(message.get("hello"), dict):
                 self.hello = message["hello"]
                 return
-            elif message.get("need") == "release":
+            elif message.get("need") == "release" and not sent:
+                sent = True  # a host that asks again and again would keep us here for ever
                 timers.pop().cancel()
                 timers.append(threading.Timer(UPLOAD_WITHIN_S, give_up))
                 timers[0].daemon = True

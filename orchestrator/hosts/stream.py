@@ -15,6 +15,11 @@ from typing import Any, Protocol
 from orchestrator.core.errors import ProtocolError, Unreachable
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_FIRST_BYTES = 1024 * 1024
+"""Before the agent has spoken nothing long is expected: a login that prints without newline ends here."""
+MAX_ELEMENTS = 3_000_000
+"""Values in one answer (the longest honest one lists 200 000 files with six fields each). JSON of `[],[],[]...` grows
+20-fold when it is parsed, so the bytes alone are no bound for memory."""
 MAX_NOISE_BYTES = 64 * 1024
 """How much a login may print before the agent speaks (~/.bashrc, motd)."""
 RECV_BYTES = 65536
@@ -90,14 +95,14 @@ class Framing:
             raise EOFError("the stream ended")
         self._buffer += data
 
-    def message(self) -> dict[str, Any] | bytes:
+    def message(self, limit: int = MAX_MESSAGE_BYTES) -> dict[str, Any] | bytes:
         """The next message with its payload under ``payload``, or the raw line when it is no JSON object (noise).
 
         Raises:
             EOFError: the stream ended.
             ProtocolError: too long, or a nonsensical payload size.
         """
-        line = self.line()
+        line = self.line(limit)
         message = parse_object(line)
         if message is None:
             return line
@@ -110,9 +115,15 @@ class Framing:
 
 
 def parse_object(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line, or None when it is anything else."""
+    """The JSON object of a line, or None when it is anything else.
+
+    Raises:
+        ProtocolError: it holds more values than any honest answer.
+    """
     if not line.lstrip().startswith(b"{"):
         return None
+    if line.count(b",") + line.count(b"[") + line.count(b"{") > MAX_ELEMENTS:
+        raise ProtocolError(f"an answer of more than {MAX_ELEMENTS} values was refused")
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

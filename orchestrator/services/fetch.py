@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.services.session import Session
 
 CHUNK_BYTES = 1 << 20
+MAX_MTIME_NS = 1 << 63
 IN_FLIGHT = 8
 """Chunks asked for at once: at 150 ms round trip one at a time would be 7 MiB/s."""
 DIGEST_TIMEOUT_S = 3600.0
@@ -256,11 +257,12 @@ def _chunks(agent: AgentClient, remote: _Remote, start: int) -> Iterator[bytes]:
 
 
 def _piece(answer: Future[dict[str, Any]], remote: _Remote) -> bytes:
+    """The bytes of one answer; a host that sends more than was asked for is not believed."""
     found = answer.result()
     if found.get("changed") or int(found["size"]) != remote.size:
         raise _Changed
     data: bytes = found.get("payload") or b""
-    if not data:
+    if not 0 < len(data) <= CHUNK_BYTES:
         raise _Changed
     return data
 
@@ -271,5 +273,5 @@ def _sha256(path: Path) -> str:
 
 
 def _keep_time(path: Path, mtime_ns: int) -> None:
-    if mtime_ns > 0:
+    if 0 < mtime_ns < MAX_MTIME_NS:
         os.utime(path, ns=(mtime_ns, mtime_ns))

@@ -1,18 +1,21 @@
 """Names that a host gave, as paths below one folder of this laptop. A hostile host must not write anywhere else.
 
-Refused: absolute names, `..`, control characters, names that Windows reserves or cannot hold (on Windows), names
+Refused: absolute names, `..`, names that this file system cannot hold, names that Windows reserves (on Windows), names
 that differ only in case where the file system does not tell them apart, and anything behind a link in the folder.
+Files are always new ones, renamed into place: never a link, a device, an executable or somebody else's file.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import sys
 import unicodedata
 from pathlib import Path
 
-_RESERVED = re.compile(r"(?i)^(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?$")
+_RESERVED = re.compile(r"(?i)^(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³]) *(\..*)?$")
 _WINDOWS = sys.platform == "win32"
 MAX_COMPONENT_BYTES = 255
 
@@ -35,10 +38,11 @@ def safe_parts(name: str, *, windows: bool = _WINDOWS) -> tuple[str, ...]:
     for part in parts:
         if part in {"", ".", ".."}:
             raise UnsafeName(f"it holds the component {part!r}")
-        if (
-            len(os.fsencode(part) if not windows else part.encode("utf-16-le", "surrogatepass"))
-            > MAX_COMPONENT_BYTES
-        ):
+        try:
+            size = len(os.fsencode(part)) if not windows else len(part.encode("utf-16-le", "surrogatepass"))
+        except UnicodeEncodeError as error:
+            raise UnsafeName("it holds a character that no file name has here") from error
+        if size > MAX_COMPONENT_BYTES:
             raise UnsafeName("a component is too long")
         if windows:
             if any(char in '<>:"\\|?*' or ord(char) < 32 for char in part):
@@ -101,10 +105,17 @@ def _sees_case(folder: Path) -> bool:
 
 
 def open_part(path: Path, *, append: bool) -> int:
-    """Descriptor of a partial file; never through a link, never a device.
+    """Descriptor of a partial file; never through a link of either kind, never a device.
 
     Raises:
         OSError: it cannot be opened like that.
     """
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    return os.open(path, flags if append else flags | os.O_TRUNC, 0o666)
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.EEXIST, f"{path.name} is a link or no regular file", str(path))
+    if not append:
+        os.ftruncate(descriptor, 0)
+    return descriptor

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.errors import OrchError
+from orchestrator.core.errors import OrchError, ProtocolError
 from orchestrator.services.parallel import in_parallel
+from orchestrator.services.shape import check_answer, check_record
 from orchestrator.services.times import age_s
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 LOOK_TIMEOUT_S = 20.0
 """How long an answer may be overdue before the link counts as dead; the time that a long poll is held comes on top."""
+MAX_WALL_S = 1e11
+"""A wall clock beyond this (the year 5138) is no clock."""
 TERMINAL = frozenset({"succeeded", "failed", "stopped"})
 
 
@@ -96,14 +99,28 @@ def look(session: Session, host: str, *, timeout_s: float | None = None, **reque
 
 
 def take_answer(result: HostLook, answer: dict[str, Any], asked: tuple[datetime, float]) -> None:
-    """Fill in a look from an agent's answer. ``asked``: when, and how long it took (s)."""
-    result.answer = answer
+    """Fill in a look from an agent's answer. ``asked``: when, and how long it took (s).
+
+    A job whose record makes no sense is unreadable; an answer that makes none is an error of the host.
+    """
     sent_at, took = asked
+    try:
+        check_answer(answer)
+    except ProtocolError as error:
+        hint = "is another program answering there? see: orch hosts check"
+        result.error = ProtocolError(f"{result.host}: its answer makes no sense: {error}", hint)
+        return
+    result.answer = answer
     theirs = answer.get("wall")
-    if isinstance(theirs, (int, float)):
+    if isinstance(theirs, (int, float)) and abs(theirs) < MAX_WALL_S:
         # The answer was written at its end, however long the poll was held: compare with the moment it came.
         result.skew_s = float(theirs) - (sent_at.timestamp() + took)
     for job, record in (answer.get("jobs") or {}).items():
+        try:
+            check_record(job, record)
+        except ProtocolError as error:
+            answer["unreadable"] = {**(answer.get("unreadable") or {}), job: str(error)}
+            continue
         result.jobs.append(job_view(result.host, job, record, age=0.0))
     result.jobs.sort(key=lambda view: str(view.get("created_at") or ""), reverse=True)
 

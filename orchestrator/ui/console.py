@@ -1,7 +1,8 @@
 """The two streams: data and results on stdout, words for people on stderr.
 
 Off a terminal a console is as wide as any line, so that nothing is ever wrapped or shortened; markup, emoji and
-highlighting are off everywhere, since text from a host must not be able to style itself.
+highlighting are off everywhere, since text from a host must not be able to style itself.  Everything that leaves here
+has passed `printable`: no control character of a host reaches a terminal, even where a renderer forgot to clean it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-from orchestrator.ui.text import clean
+from orchestrator.ui.text import clean, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,11 +31,11 @@ def is_terminal(stream: IO[Any]) -> bool:
 
 def console(stream: IO[str] | None = None) -> Console:
     """A rich console on a stream (default stdout) with our habits."""
-    from rich.console import Console
+    from orchestrator.ui.safe_console import SafeConsole
 
     stream = stream or sys.stdout
     terminal = is_terminal(stream)
-    return Console(
+    return SafeConsole(
         file=stream,
         width=None if terminal else UNLIMITED_WIDTH,
         force_terminal=terminal,
@@ -47,15 +48,15 @@ def console(stream: IO[str] | None = None) -> Console:
 
 
 def out(line: str = "") -> None:
-    """One line on stdout, as it is, never wrapped."""
-    sys.stdout.write(line + "\n")
+    """One line on stdout, never wrapped."""
+    sys.stdout.write(printable(line) + "\n")
     sys.stdout.flush()
 
 
 def say(line: str = "") -> None:
     """One line for people on stderr."""
     sys.stdout.flush()
-    sys.stderr.write(line + "\n")
+    sys.stderr.write(printable(line) + "\n")
     sys.stderr.flush()
 
 
@@ -68,7 +69,8 @@ def say_lines(lines: Iterable[str]) -> None:
 def document(data: Mapping[str, Any]) -> None:
     """The one JSON document of a command on stdout, indented for a person, one line for a program."""
     indent = 2 if is_terminal(sys.stdout) else None
-    out(json.dumps({"schema": 1, **data}, indent=indent, default=str))
+    # ASCII only, so that no control character is left but DEL, which JSON lets through as it is.
+    out(json.dumps({"schema": 1, **data}, indent=indent, default=str).replace("\x7f", "\\u007f"))
 
 
 def error_lines(message: str, hint: str | None) -> list[str]:

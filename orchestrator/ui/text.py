@@ -19,9 +19,20 @@ _ESCAPES = re.compile(
     r"|\x1b[ -/]*[0-~]"  # two-byte escapes
     r"|\x9b[0-?]*[ -/]*[@-~]"  # CSI as one C1 character
 )
-_BIDI = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F], None)
+_BIDI = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x061C, 0x200E, 0x200F], None)
 """Characters that reorder what a terminal shows: a log line could hide behind them."""
 _CONTROLS = {code: "�" for code in (*range(0x20), *range(0x7F, 0xA0)) if code != 0x09}
+
+
+_UNPRINTABLE = {code: char for code, char in {**_CONTROLS, **_BIDI}.items() if code != 0x0A}
+
+
+def printable(text: str) -> str:
+    """Text of ours that may hold foreign words, at the last moment before a terminal: no byte of it is a control.
+
+    Renderers use `clean`, which also takes escape sequences out whole; this is for what one of them forgot.
+    """
+    return text if text.isprintable() else text.translate(_UNPRINTABLE)
 
 
 def clean(text: str) -> str:
@@ -141,6 +152,7 @@ __all__ = [
     "one_line",
     "parse_time",
     "plural",
+    "printable",
     "seconds_between",
     "size",
 ]
