@@ -14,7 +14,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 from remote_jobs import protocol
-from remote_jobs.agent import procs, recovery
+from remote_jobs.agent import changes, procs, recovery
 from remote_jobs.agent.fold import fold
 from remote_jobs.agent.jobdir import JobDir, Layout, lock_holder, read_json, write_json
 
@@ -75,6 +75,19 @@ class Looker:
                 if path is not None and os.stat(path[0]).st_size != int(cursor["offset"]):
                     return True
         return False
+
+    def sources(self, ids: Optional[List[str]], cursors: List[Mapping[str, Any]]) -> Dict[str, int]:
+        """Paths whose change may be news for a look at these jobs and logs, with what to watch on each."""
+        paths = {os.path.join(self.layout.jobs, job_id): changes.RENAMED_INTO for job_id in self._ids(ids)}
+        if ids is None:
+            paths = {path: mask for path, mask in paths.items() if os.path.basename(path) not in self._ended}
+            paths[self.layout.jobs] = changes.ENTRIES
+        for cursor in cursors:
+            with contextlib.suppress(OSError, ValueError):
+                found = self._log_path(protocol.from_dict(protocol.LogCursor, cursor))
+                if found is not None and os.path.exists(found[0]):
+                    paths[found[0]] = changes.WRITTEN
+        return paths
 
     def told(self, states: Mapping[str, Any]) -> None:
         """Remember which lost jobs an answer has named."""

@@ -22,13 +22,16 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 from remote_jobs import protocol
 from remote_jobs.agent import history, launching, notices, probe, transfer
 from remote_jobs.agent import why as why_module
-from remote_jobs.agent.jobdir import Layout
+from remote_jobs.agent.changes import Changes
+from remote_jobs.agent.jobdir import Layout, is_network_fs
 from remote_jobs.agent.launching import AgentError
 from remote_jobs.agent.look import Looker
 from remote_jobs.agent.sampler import Sampler
 
 IDLE_EXIT_S = 180.0
 POLL_S = 0.07
+"""Between two glances at the files, when the kernel does not tell of changes or tells of very many."""
+IDLE_CHECK_S = 5.0
 LOST_EVERY_S = 1.0
 _MAX_LINE_BYTES = 64 << 20
 _MAX_WAIT_S = 120.0
@@ -100,6 +103,9 @@ class Server:
         self.out = stdout
         self.looker = Looker(layout)
         self.sampler = Sampler()
+        self.changes = Changes(usable=not is_network_fs(layout.root))
+        self._told = False
+        self._looked_at = 0.0
         self._polls: List[Dict[str, Any]] = []
         self._done: "queue.Queue[Tuple[Any, Answer]]" = queue.Queue()
         self._wake_r, self._wake_w = os.pipe()
@@ -133,10 +139,15 @@ class Server:
         """Serve until end of input or idleness."""
         self._send({"id": 0, "ok": True, "hello": probe.hello(self.layout, self.release)}, b"")
         while not self.input.ended:
-            timeout = POLL_S if self._polls else 5.0
-            readable, _, _ = select.select([self.input.fd, self._wake_r], [], [], timeout)
+            fds, timeout = self._waits()
+            readable, _, _ = select.select(fds, [], [], timeout)
             if self._wake_r in readable:
                 os.read(self._wake_r, 4096)
+            if self.changes.fd in readable:
+                pause_s = self._looked_at + POLL_S - time.monotonic()
+                if pause_s > 0:  # a log that is written a thousand times a second wakes nobody that often
+                    select.select([self.input.fd, self._wake_r], [], [], pause_s)
+                self.changes.take()
             if self.input.fd in readable:
                 self.input.fill()
             request = self.input.next()
@@ -150,6 +161,16 @@ class Server:
             if idle > IDLE_EXIT_S and not self._polls and not self._busy:
                 return 0
         return 0
+
+    def _waits(self) -> Tuple[List[int], float]:
+        """(descriptors that wake the loop, s to sleep at most). With inotify a long poll sleeps till its files change."""
+        fds = [self.input.fd, self._wake_r]
+        if not self._polls:
+            return fds, IDLE_CHECK_S
+        if not self._told:
+            return fds, POLL_S
+        due_s = min(poll["until"] for poll in self._polls) - time.monotonic()
+        return [*fds, self.changes.fd], min(LOST_EVERY_S, max(0.0, due_s))
 
     def _take(self, request: Mapping[str, Any], payload: bytes) -> None:
         op, request_id = str(request.get("op")), request.get("id")
@@ -231,6 +252,8 @@ class Server:
 
     def _serve_polls(self) -> None:
         waiting = []
+        self._told = self.changes.watch(self._sources())  # before the files are read: a change in between is news
+        self._looked_at = time.monotonic()
         for poll in self._polls:
             try:
                 served = self._serve(poll)
@@ -241,6 +264,13 @@ class Server:
             if not served:
                 waiting.append(poll)
         self._polls = waiting
+
+    def _sources(self) -> Dict[str, int]:
+        paths: Dict[str, int] = {}
+        for poll in self._polls:
+            with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # answered as a bad request
+                paths.update(self.looker.sources(poll["request"].get("jobs"), poll["request"].get("logs") or []))
+        return paths
 
     def _serve(self, poll: Dict[str, Any]) -> bool:
         """Answer a look when something changed or its time is up."""
@@ -277,7 +307,8 @@ class Server:
             **probe.clocks(),
             "jobs": jobs,
             "unreadable": unreadable,
-            "logs": self.looker.logs(request.get("logs") or []),
+            # Quiet cursors are read along and wake nobody: what a view draws from a log that grows all the time.
+            "logs": self.looker.logs([*(request.get("logs") or []), *(request.get("quiet_logs") or [])]),
             "gpus": self.sampler.latest() if request.get("gpus") else None,
             "disk": self._disk(jobs) if request.get("disk") else None,
         }

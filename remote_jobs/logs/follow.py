@@ -8,7 +8,7 @@ Must not import anything but the standard library and its siblings; no I/O.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from remote_jobs.logs.bars import ANCHOR, Bar, BarUpdate, parse_bars
 from remote_jobs.logs.eta import History
@@ -42,6 +42,7 @@ class Follower:
         self._tail = b""
         self._changed: Dict[int, Bar] = {}
         self._waiting: Optional[Dict[str, Any]] = None
+        self._shown: Dict[int, Tuple[Bar, BarUpdate, Dict[str, Any]]] = {}
 
     def feed(self, data: bytes) -> List[Update]:
         """Take the next bytes; returns what changed: each bar at most once (its newest state), then phases."""
@@ -79,7 +80,14 @@ class Follower:
         return self._bars.tracker.bars
 
     def _bar(self, bar: Bar) -> Dict[str, Any]:
-        return bar_json(bar, self._usual.get(bar.update.label))
+        """The bar's JSON; its forecast, which costs most of following a log, is made once per state of the bar."""
+        known = self._shown.get(id(bar))
+        if known is None or known[0] is not bar or known[1] is not bar.update:
+            known = (bar, bar.update, bar_json(bar, self._usual.get(bar.update.label)))
+            if len(self._shown) > 2 * BARS_KEPT:
+                self._shown.clear()
+            self._shown[id(bar)] = known
+        return dict(known[2])
 
     def _read(self, block: Block) -> None:
         data = block.data
