@@ -313,7 +313,8 @@ class StepSpec:
     python: Optional[str] = None
     patches: Any = None  # auto | none | [set, ...]
     nodes: int = 1
-    split: int = 1
+    split: int = 1  # the step joins so many ranges, each a step of its own
+    part: Optional[Dict[str, Any]] = None  # of a range: {of: the joining step, index: from 1, count}
 
 
 @dataclass

@@ -36,6 +36,7 @@ class Fold:
                 {
                     "name": step.name,
                     "uses": step.uses,
+                    **({"part": step.part} if step.part else {}),
                     "needs": list(step.needs),
                     "service": step.service is not None or step.uses == "serve",
                     "state": "queued",

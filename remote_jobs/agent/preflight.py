@@ -25,7 +25,7 @@ _START = "import sys; sys.path.insert(0, sys.argv[1]); from remote_jobs.agent.ch
 
 
 def run(layout: "Layout", request: Mapping[str, Any]) -> Dict[str, Any]:
-    """{"passed", "checks"} for a request {spec, deep?, laptop_files?, checks?, wall?, wait_gate?}.
+    """{"passed", "checks"} for a request {spec, deep?, laptop_files?, checks?, wall?, wait_gate?, no_queue?}.
 
     (`ok` is the envelope's word for an answered request.)  Every failure of the child is a row: an answer always comes.
     """
@@ -37,6 +37,7 @@ def run(layout: "Layout", request: Mapping[str, Any]) -> Dict[str, Any]:
         "received_wall": time.time(),
         "only": request.get("checks"),
         "wait_gate": bool(request.get("wait_gate")),
+        "no_queue": bool(request.get("no_queue")),
     }
     timeout_s = DEEP_TIMEOUT_S if facts["deep"] else QUICK_TIMEOUT_S
     began = time.monotonic()

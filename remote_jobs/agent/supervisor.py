@@ -191,7 +191,7 @@ class Supervisor:
             reason = str(args.get("reason") or "stopped on request")
             self.emit(EventKind.STOP_REQUESTED, control=request["id"], step=step, reason=reason)
             for stepper in self.steppers:
-                if step is None or stepper.spec.name == step:
+                if step in (None, stepper.name, (stepper.spec.part or {}).get("of")):
                     stepper.stop("user", reason)
         elif action == "retry":
             self.emit(EventKind.RETRY_REQUESTED, control=request["id"], set=args.get("set") or {})
@@ -201,7 +201,7 @@ class Supervisor:
         elif action == "extend":
             self.emit(EventKind.EXTENDED, control=request["id"], step=step, timeout_s=args.get("timeout_s"))
             for stepper in self.steppers:
-                if step is None or stepper.spec.name == step:
+                if step in (None, stepper.name, (stepper.spec.part or {}).get("of")):
                     stepper.extend(args.get("timeout_s"))
         else:
             self.emit(EventKind.NOTE, control=request["id"], text="unknown request {!r} left undone".format(action))

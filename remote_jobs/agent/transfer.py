@@ -146,8 +146,8 @@ def _tops(layout: Layout, job_id: Optional[str], root: str) -> List[Tuple[str, s
         if pattern:
             tops.append((step.name, places.workdir, places.fill(str(pattern), lambda text: text)))
         output = places.output(step.name)
-        if os.path.lexists(output):
-            tops.append((step.name, output, None))
+        if os.path.lexists(output) and not any(top == output and glob is None for _, top, glob in tops):
+            tops.append((step.name, output, None))  # the ranges of a split share one output
     return tops
 
 

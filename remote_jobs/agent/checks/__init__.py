@@ -144,7 +144,8 @@ def _gpus(job: Job, gpus: Callable[[], gate.GateReading]) -> Optional[Row]:
     if reading.orphans and not reading.holders and (job.spec.gate or {}).get("reap", "own") == "own":
         return row(WARN, found, "own orphans: they are ended before the start")
     if not reading.foreign:
-        return row(WARN, found, "another orch job holds them: the launch queues")
+        verdict = FAIL if job.facts.get("no_queue") else WARN
+        return row(verdict, found, "another orch job holds them: the launch queues")
     if job.facts.get("wait_gate") and reading.can_wait:
         return row(WARN, found, "the launch waits for them")
     hint = "orch gpus {0}; wait for them with orch launch --wait 30m".format(job.spec.host)

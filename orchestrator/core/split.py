@@ -1,0 +1,103 @@
+"""`split: N`: one step of a plan becomes N ranges that run side by side, and a last step that joins them. Pure.
+
+The host knows nothing of splits. A range is an ordinary step with its own GPUs, attempts and log, so it is retried,
+stopped and explained alone; the joining step keeps the plan's name, so that whatever needs the step waits for all of
+it. See docs/decisions/0011-split.md. Must not import plan: it works on the spec's own records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SPLITTABLE = "extract"
+"""The built-in step that can do a range of its work; a `run` step reads the two variables itself."""
+INDEX_ENV, COUNT_ENV = "ORCH_SPLIT_INDEX", "ORCH_SPLIT_COUNT"
+MAX_NAME = 64
+
+
+def range_name(step: str, index: int, count: int) -> str:
+    """Name of one range's step; ``index`` counts from 1."""
+    return f"{step}-{index}of{count}"
+
+
+def dealt(ranges: int, hosts: Sequence[str]) -> dict[str, list[int]]:
+    """The ranges of each host, 1..ranges in blocks that differ by one at most."""
+    count = len(hosts)
+    return {
+        host: list(range(at * ranges // count + 1, (at + 1) * ranges // count + 1))
+        for at, host in enumerate(hosts)
+    }
+
+
+def expand(steps: Sequence[Mapping[str, Any]], only: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """The steps of a spec with every split step replaced by its ranges and the step that joins them.
+
+    Args:
+        steps: records of `StepSpec`, in plan order.
+        only: the ranges that this host does (a split over several hosts); they are joined elsewhere.
+    """
+    expanded: list[dict[str, Any]] = []
+    for step in steps:
+        count = int(step.get("split") or 1)
+        if count < 2:
+            expanded.append(dict(step))
+            continue
+        chosen = list(only) if only is not None else list(range(1, count + 1))
+        expanded += [_range(step, index, count) for index in chosen]
+        if only is None:
+            expanded.append(_join(step, count))
+    return expanded
+
+
+def for_ranges(by_step: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What is told by the plan's names (secrets), also under the names of the ranges.
+
+    Args:
+        by_step: step of the plan -> anything.
+        steps: the expanded steps.
+    """
+    found = dict(by_step)
+    for step in steps:
+        part = step.get("part")
+        if part and part["of"] in by_step:
+            found[step["name"]] = by_step[part["of"]]
+    return found
+
+
+def _range(step: Mapping[str, Any], index: int, count: int) -> dict[str, Any]:
+    name = str(step["name"])
+    return {
+        **step,
+        "name": range_name(name, index, count),
+        "env": {**(step.get("env") or {}), INDEX_ENV: str(index), COUNT_ENV: str(count)},
+        "output": _output(step),
+        "done": None,
+        "split": 1,
+        "part": {"of": name, "index": index, "count": count},
+    }
+
+
+def _join(step: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """The last step: it computes nothing, so it needs no GPUs, no secrets and no patches."""
+    name = str(step["name"])
+    joined = {
+        **step,
+        "needs": [range_name(name, index, count) for index in range(1, count + 1)],
+        "gpus": 0,
+        "secrets": [],
+        "patches": None,
+        "output": _output(step),
+        "timeout_s": None,
+        "hang_s": None,
+    }
+    if step.get("uses"):
+        joined["params"] = {**(step.get("params") or {}), "merge": count}
+    else:
+        joined["run"] = ":"  # its `done:` is checked as for any step
+    return joined
+
+
+def _output(step: Mapping[str, Any]) -> str:
+    """The plan's step's output, which all its ranges share; a range's own name would make another folder."""
+    return str(step.get("output") or (step.get("params") or {}).get("output") or step["name"])
