@@ -90,8 +90,9 @@ def launch(night: Night, number: int) -> None:
                 out, _ = process.communicate(timeout=limit_s)
             except subprocess.TimeoutExpired:
                 night.killed_controllers += 1
-                continue  # the block kills it
-        if process.returncode == 0:
+                process.kill()
+                out, _ = process.communicate()
+        if out.strip():  # told, whatever came then: the same command once more would mean another job
             night.jobs[number] = JobDir(night.stage.root, out.decode().strip())
             return
 

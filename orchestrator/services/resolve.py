@@ -51,7 +51,16 @@ def resolve_many(session: Session, prefixes: Sequence[str], *, host: str | None 
             raise _unknown(prefix, known, looks or [])
         if job not in found:
             found.append(job)
+    _told(session, found)
     return found
+
+
+def _told(session: Session, jobs: Sequence[FoundJob]) -> None:
+    """Whoever names a job has learnt its id: a launch that was cut short before it could say it is over with that."""
+    for job in jobs:
+        row = session.ledger.job(job.id)
+        if row is not None and not row.confirmed:
+            session.ledger.confirm(job.id, session.now())
 
 
 def _known(session: Session, host: str | None) -> dict[str, str]:

@@ -162,7 +162,10 @@ class Ledger:
         return rows[0] if rows else None
 
     def saw(self, views: Sequence[Mapping[str, Any]], now: datetime) -> None:
-        """Remember what a reachable host answered. Views that are themselves memories are left out."""
+        """Remember what a reachable host answered. Views that are themselves memories are left out.
+
+        An open intent stays open: that some command lists the job does not tell its id to whoever launched it.
+        """
         fresh = [view for view in views if view.get("reachable", True)]
         if not fresh:
             return
@@ -186,8 +189,7 @@ class Ledger:
                 "INSERT INTO jobs (id, host, name, plan_sha256, created_at, confirmed_at, seen_at, seq, view) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET host = excluded.host, "
                 "name = excluded.name, plan_sha256 = coalesce(jobs.plan_sha256, excluded.plan_sha256), "
-                "confirmed_at = coalesce(jobs.confirmed_at, excluded.confirmed_at), seen_at = excluded.seen_at, "
-                "seq = excluded.seq, view = excluded.view WHERE excluded.seq >= jobs.seq",
+                "seen_at = excluded.seen_at, seq = excluded.seq, view = excluded.view WHERE excluded.seq >= jobs.seq",
                 rows,
             )
 

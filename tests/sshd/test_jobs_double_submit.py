@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.faults.stage import Controller, Stage
+from tests.support.jobdir import JobDir
 from tests.support.proxy import DOWN, UP
 from tests.support.waiting import wait_until
 
@@ -104,6 +105,28 @@ def test_controller_killed_during_the_launch(stage: Stage, measured: Measured, d
     assert told or answer["adopted"] is True, f"told nothing, then {answer}"
     assert answer["adopted"] is not bool(told) or answer["job"] == told.strip(), f"told {told!r}, then {answer}"
     one_copy(stage, work, before, answer["job"], at_most=2 if told else 1)
+
+
+def test_a_look_between_the_kill_and_the_resend_changes_nothing(stage: Stage, measured: Measured) -> None:
+    """`status` lists the job, but whoever launched it was never told its id. Who names that id has learnt it."""
+    work = workdir(stage, "looked-at")
+    plan = stage.laptop.plan([stage.step], name="looked-at", workdir=str(work))
+    before = {job.id for job in stage.jobs()}
+    with stage.laptop.started("launch", plan, "--no-preflight") as process:
+        controller = Controller(process)
+        # The host has the spec; its answer comes when a supervisor has started.
+        wait_until(lambda: any((job.path / "spec.json").exists() for job in new_jobs(stage, before)), "it arrived", every_s=0.002)
+        assert not controller.kill()
+    [found] = [job.id for job in new_jobs(stage, before)]
+    assert found in {job["id"] for job in stage.laptop.run("status", "--json", expect=0).json["jobs"]}
+    again = stage.laptop.run("launch", plan, "--no-preflight", "--json", expect=0).json
+    assert (again["job"], again["adopted"]) == (found, True)
+    one_copy(stage, work, before, found)
+
+
+def new_jobs(stage: Stage, before: set[str]) -> list[JobDir]:
+    """Jobs of the host that were not there before."""
+    return [job for job in stage.jobs() if job.id not in before]
 
 
 def one_copy(stage: Stage, work: Path, before: set[str], job: str, *, at_most: int = 1) -> None:

@@ -68,11 +68,11 @@ def test_the_newest_intent_counts_and_can_be_dropped(path: Path) -> None:
         assert ledger.unconfirmed("p1", "box").id == "a-1"  # type: ignore[union-attr]
 
 
-def test_seeing_a_job_confirms_it_and_remembers_it(path: Path) -> None:
+def test_a_job_that_is_seen_is_remembered_and_an_open_launch_of_it_stays_open(path: Path) -> None:
     with Ledger.open(path) as ledger:
         intend(ledger, "a-1")
         ledger.saw([view("a-1", 3), view("b-1", 1, created_at="2026-11-29T11:30:00Z", note="é\n")], NOW)
-        assert ledger.unconfirmed("p1", "box") is None
+        assert ledger.unconfirmed("p1", "box").id == "a-1"  # type: ignore[union-attr]
         rows = ledger.jobs()
         assert [row.id for row in rows] == ["b-1", "a-1"]
         assert rows[0].view["note"] == "é\n"  # type: ignore[index]
