@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field
 
 from orchestrator.core import yaml
 from orchestrator.core.errors import ConfigError, Problem
+from orchestrator.core.notify import Notify
 from orchestrator.core.paths import inventory_candidates, user_inventory
 from orchestrator.core.plan import in_order, text_of_env
 from orchestrator.core.schema import (
@@ -80,7 +81,7 @@ class Host(Strict):
     known_hosts: Text | None = None
     min_look_interval_s: Duration | None = None
     env: Env = Field(default_factory=dict)
-    notify: list[Any] | Text | None = None
+    notify: Notify = Field(default_factory=list)
     group: Text | None = None
     allow_tmpfs: bool = False
 

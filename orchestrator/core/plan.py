@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from orchestrator.core import yaml
 from orchestrator.core.errors import ConfigError, Problem
 from orchestrator.core.files import LocalFile
+from orchestrator.core.notify import Notify
 from orchestrator.core.overrides import apply_overrides, parse_set
 from orchestrator.core.retry import FAILURE_CLASSES
 from orchestrator.core.schema import (
@@ -83,7 +84,33 @@ def _retry(value: Any) -> Any:
     return value
 
 
+def _split(value: Any) -> Any:
+    return {"ranges": value} if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 Text = Annotated[str, Field(min_length=1)]
+
+
+class Split(Strict):
+    """A step in ranges that run side by side: on one host, or some of them on each of several hosts."""
+
+    ranges: Annotated[int, Field(ge=1, le=4096)] = 1
+    hosts: Texts = Field(default_factory=list)
+
+
+_COUNT = {"type": "integer", "minimum": 1, "maximum": 4096}
+_SPLIT = {
+    "description": "Ranges that run side by side: 4, or {ranges: 4, hosts: [a, b]}.",
+    "anyOf": [
+        _COUNT,
+        {
+            "type": "object",
+            "properties": {"ranges": _COUNT, "hosts": {"type": "array", "items": {"type": "string"}}},
+            "required": ["ranges"],
+            "additionalProperties": False,
+        },
+    ],
+}
 
 
 class Ready(Strict):
@@ -138,7 +165,7 @@ class Step(Strict):
     python: Text | None = None
     patches: Annotated[Any, BeforeValidator(_patches)] = None
     nodes: Annotated[int, Field(ge=1, le=4096)] = 1
-    split: Annotated[int, Field(ge=1, le=4096)] = 1
+    split: Annotated[Split, BeforeValidator(_split), WithJsonSchema(_SPLIT)] = Split()
 
     @property
     def is_service(self) -> bool:
@@ -157,7 +184,7 @@ class Plan(Strict):
     gate: Gate = Gate()
     log_limit: Size | None = None
     restart_after_reboot: bool = False
-    notify: list[Any] | Text | None = None
+    notify: Notify = Field(default_factory=list)
     steps: Annotated[list[Step], Field(min_length=1, max_length=500)]
 
     def step(self, name: str) -> Step:

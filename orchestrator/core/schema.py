@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from orchestrator.core.errors import Problem
@@ -131,12 +131,36 @@ def _one_or_many(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Duration = Annotated[float, BeforeValidator(duration_s)]
+SECRET_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "Where a secret's value is on the laptop.",
+    "oneOf": [
+        {"properties": {"from": {"const": "env"}}, "required": ["from"], "additionalProperties": False},
+        *(
+            {"properties": {key: {"type": "string", "minLength": 1}}, "required": [key], "additionalProperties": False}
+            for key in ("env", "file", "keyring")
+        ),
+    ],
+}
+"""JSON schema of `Secret` as it is written."""
+_TIME = {"description": "Seconds, or 90s, 30m, 1h30m, 2d.", "anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}
+_BYTES = {"description": "Bytes, or 500MB, 5GiB.", "anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}
+_ENV = {
+    "type": "object",
+    "propertyNames": {"pattern": "^(?!ORCH_)[A-Za-z_][A-Za-z0-9_]*$"},
+    "additionalProperties": {"anyOf": [{"type": ["string", "number", "boolean"]}, SECRET_SCHEMA]},
+}
+_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+
+Duration = Annotated[float, BeforeValidator(duration_s), WithJsonSchema(_TIME)]
 """Seconds; also ``30m``, ``1h30m``."""
-Size = Annotated[int, BeforeValidator(size_bytes)]
+Size = Annotated[int, BeforeValidator(size_bytes), WithJsonSchema(_BYTES)]
 """Bytes; also ``5GiB``."""
-Env = dict[Annotated[str, PlainValidator(env_name)], Annotated[str | Secret, PlainValidator(env_value)]]
-Texts = Annotated[list[str], BeforeValidator(_one_or_many)]
+Env = Annotated[
+    dict[Annotated[str, PlainValidator(env_name)], Annotated[str | Secret, PlainValidator(env_value)]],
+    WithJsonSchema(_ENV),
+]
+Texts = Annotated[list[str], BeforeValidator(_one_or_many), WithJsonSchema(_TEXTS)]
 """A list of texts; one text alone is a list of one."""
 
 

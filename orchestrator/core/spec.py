@@ -9,6 +9,7 @@ from orchestrator.core.files import LocalFile
 from orchestrator.core.ids import slug
 from orchestrator.core.inputs import filled_params, gpus_for
 from orchestrator.core.inventory import Host
+from orchestrator.core.notify import named, records
 from orchestrator.core.plan import LoadedPlan, Step
 from orchestrator.core.retry import normal_retry
 from orchestrator.core.schema import Secret
@@ -49,7 +50,6 @@ def build_spec(
         )
         if value is not None
     }
-    notify = [*_listed(host.notify), *_listed(plan.notify)]
     spec = JobSpec(
         id=job_id,
         name=plan.name,
@@ -65,7 +65,7 @@ def build_spec(
         gate=gate,
         allow_tmpfs=host.allow_tmpfs,
         restart_after_reboot=plan.restart_after_reboot,
-        notify=notify,
+        notify=records(named(host.notify, plan.notify)),
         controller=_version(),
     )
     if plan.log_limit is not None:
@@ -103,7 +103,7 @@ def _step(loaded: LoadedPlan, index: int, step: Step, host: Host, host_name: str
         python=step.python,
         patches=step.patches if step.patches is not None else "auto" if step.uses in BUILTIN else None,
         nodes=step.nodes,
-        split=step.split,
+        split=step.split.ranges,
     )
 
 
@@ -125,10 +125,6 @@ def _grace_s(step: Step) -> float | None:
     if step.grace_s is not None or step.uses in TWO_TERM_STEPS:
         return step.grace_s
     return GRACE_S[step.uses or "run"]
-
-
-def _listed(value: Any) -> list[Any]:
-    return [] if value is None else list(value) if isinstance(value, list) else [value]
 
 
 def _version() -> str:

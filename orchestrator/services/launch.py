@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import GateClosed, HostRefused, OrchError, PreflightFailed, UsageError
+from orchestrator.services import notify
 from orchestrator.services.look import job_view, remember
 from orchestrator.services.secrets import resolve_secrets
 from orchestrator.services.times import iso
@@ -156,7 +157,8 @@ def _prepare(
     intent = None if new else session.ledger.unconfirmed(spec["plan_sha256"], host)
     if intent is not None:
         spec["id"], spec["created_at"] = intent.id, intent.created_at
-    else:
+    secrets |= notify.for_host(session, loaded, host, spec["id"])
+    if intent is None:
         session.ledger.record_intent(
             spec["id"],
             host=host,

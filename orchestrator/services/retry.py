@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import HostRefused
+from orchestrator.services import notify
 from orchestrator.services.look import look
 from orchestrator.services.resolve import FoundJob
 from orchestrator.services.stop import control
@@ -29,13 +30,14 @@ def retry(
     from orchestrator.core.changes import retry_changes
 
     changes = retry_changes(sets, _steps(session, job)) if sets else {}
+    told = notify.again(job.id)
     try:
-        return control(session, job, "retry", step=step, set=changes)
+        return control(session, job, "retry", secrets=told, step=step, set=changes)
     except HostRefused as refusal:
         secrets = _secrets_at_hand(session, job) if refusal.reason == "needs_secrets" else {}
         if not secrets:
             raise
-    return control(session, job, "retry", secrets=secrets, step=step, set=changes)
+    return control(session, job, "retry", secrets={**secrets, **told}, step=step, set=changes)
 
 
 def _secrets_at_hand(session: Session, job: FoundJob) -> dict[str, dict[str, str]]:

@@ -22,20 +22,20 @@ def resolve_secrets(wanted: Mapping[str, Mapping[str, Secret]], base: Path) -> d
         MissingSecret: a source gave nothing.
     """
     return {
-        step: {name: secret_value(name, secret, base, step) for name, secret in names.items()}
+        step: {name: secret_value(name, secret, base, f"step {step}") for name, secret in names.items()}
         for step, names in wanted.items()
         if names
     }
 
 
-def secret_value(name: str, secret: Secret, base: Path, step: str) -> str:
-    """The value of one secret.
+def secret_value(name: str, secret: Secret, base: Path, who: str) -> str:
+    """The value of one secret; ``who`` needs it (``step extract``), for the message.
 
     Raises:
         MissingSecret: the source gave nothing.
     """
     key = secret.key or name
-    what = f"step {step} needs the secret {name}"
+    what = f"{who} needs the secret {name}"
     if secret.source == "env":
         value = os.environ.get(key, "")
         if not value:

@@ -143,7 +143,7 @@ def take(job: JobDir, targets: Sequence[str], by: str) -> List[Dict[str, Any]]:
 
     Args:
         job: the job.
-        targets: ids of the targets that the asker can reach.
+        targets: those that the asker can reach, each as "id label".
         by: who asks, for the record.
     """
     found: List[Dict[str, Any]] = []
@@ -154,7 +154,8 @@ def take(job: JobDir, targets: Sequence[str], by: str) -> List[Dict[str, Any]]:
     for name in names:
         with contextlib.suppress(OSError, ValueError):
             record = read_json(job.at(FOLDER, name))
-            waits = record.get("state") == "waiting" and record.get("target") in targets
+            name = "{} {}".format(record.get("target"), record.get("label"))
+            waits = record.get("state") == "waiting" and name in targets
             if waits and len(found) < TAKE_AT_MOST and _claim(job, str(record["key"]), by):
                 found.append(record)
     return found

@@ -123,7 +123,7 @@ class Notifier:
         message = incident.scrubbed(message, self._boss.secret_values())
         waiting = target.get("kind") == "apprise"
         record = {
-            "v": protocol.VERSION, "key": key, "seq": event["seq"], "target": target["id"],
+            "v": protocol.VERSION, "key": key, "seq": event["seq"], "target": target["id"], "label": target.get("label"),
             "state": "waiting" if waiting else "claimed", **message,
         }  # fmt: skip
         try:

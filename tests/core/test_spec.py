@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.inventory import Host
+from orchestrator.core.notify import Target
 from orchestrator.core.plan import load_plan
 from orchestrator.core.spec import build_spec
 from remote_jobs.protocol import JobSpec, StepSpec
@@ -131,14 +132,16 @@ def test_default_workdir_is_one_folder_per_plan(tmp_path: Path) -> None:
 def test_job_wide_settings(tmp_path: Path) -> None:
     text = (
         "name: a\ngate: {wait: 5m, memory_mib: 20, reap: none}\nlog_limit: 1GiB\nrestart_after_reboot: true\n"
-        "notify: mailto://me\npython: /p\nsteps: [{name: x, run: y, retry: {attempts: 2}}]"
+        "notify: mailto://me:pass@x\npython: /p\nsteps: [{name: x, run: y, retry: {attempts: 2}}]"
     )
     spec = build(
-        tmp_path, text, Host(ssh="b", gpus=2, python="/other", allow_tmpfs=True, notify=["slack://x"])
+        tmp_path, text, Host(ssh="b", gpus=2, python="/other", allow_tmpfs=True, notify=[Target(apprise="slack://tokenA/tokenB")])
     )
     assert spec.gate == {"wait_s": 300, "memory_mib": 20, "reap": "none"}
     assert (spec.log_limit_bytes, spec.restart_after_reboot, spec.allow_tmpfs) == (1 << 30, True, True)
-    assert spec.notify == ["slack://x", "mailto://me"]
+    assert [item["id"] + " " + item["label"] for item in spec.notify] == ["host-1 apprise slack", "plan-1 apprise mailto"]
+    assert "token" not in str(spec)
+    assert "pass" not in str(spec)
     assert (spec.python, spec.host_gpus) == ("/p", 2)
     assert spec.controller.startswith("orchestrator ")
 
