@@ -19,6 +19,7 @@ from orchestrator.core.inputs import missing_inputs
 from orchestrator.core.references import REFERENCE, bad_references, doubtful_words, texts_in
 from orchestrator.core.retry import check_retry
 from orchestrator.core.schema import check, dotted, nearest, suggest
+from orchestrator.core.split import COUNT_ENV, INDEX_ENV, MAX_NAME, SPLITTABLE, range_name
 from orchestrator.core.steps import BUILTIN, unknown_parameter
 from orchestrator.core.yaml import Document, Where
 
@@ -115,6 +116,7 @@ def check_plan(context: Context) -> Iterator[Problem]:
         yield from _params(context, where, step)
         yield from _done(context, where, step)
         yield from _service(context, where, step)
+        yield from _split(context, where, step)
         yield from _files(context, where, step)
         yield from check_retry(context.document, (*where, "retry"), step, _naming(step, where))
         yield from _references(context, where, step, needs)
@@ -291,6 +293,54 @@ def _service(context: Context, where: Where, step: Mapping[str, Any]) -> Iterato
         yield problem((*at, "ready", "http"), f"{shown}.service.ready.http: {url!r} is not a URL", hint)
     if step.get("done") is not None:
         yield problem((*where, "done"), f"step {shown} is a service, so done: is never asked", "remove done:")
+
+
+def _split(context: Context, where: Where, step: Mapping[str, Any]) -> Iterator[Problem]:
+    """A split step must be one that can do a range of its work, and its ranges need names of their own."""
+    given, name, at = step.get("split"), called(step, where), (*where, "split")
+    ranges = given.get("ranges", 1) if isinstance(given, dict) else given
+    if not isinstance(ranges, int) or isinstance(ranges, bool):
+        return
+    problem, uses = context.document.problem, step.get("uses")
+    hosts = texts_of(given.get("hosts")) if isinstance(given, dict) else []
+    if isinstance(given, dict) and "ranges" not in given:
+        yield problem(at, f"{name}.split does not say how many ranges", "write {ranges: 4, hosts: [a, b]}")
+    elif hosts and ranges < len(hosts):
+        yield problem(
+            at, f"{name}.split has {ranges} ranges for {len(hosts)} hosts", f"write ranges: {len(hosts)}"
+        )
+    if len(set(hosts)) < len(hosts):
+        yield problem(
+            at, f"{name}.split.hosts names a host twice", "name each host once; ranges says how many ranges"
+        )
+    if hosts and len(context.steps) > 1:
+        yield problem(
+            at,
+            f"{name} is split over hosts, and the plan has other steps: they cannot wait for jobs on other hosts",
+            "put this step into a plan of its own, with the files that it reads on every host",
+        )
+    if hosts and context.raw.get("host") is not None:
+        yield problem(("host",), f"the plan names a host, and {name}.split names hosts", "remove host:")
+    if ranges < 2:
+        return
+    if isinstance(uses, str) and uses in BUILTIN and uses != SPLITTABLE:
+        hint = (
+            f"remove split:; it is for {SPLITTABLE}, and for run steps that read {INDEX_ENV} and {COUNT_ENV}"
+        )
+        yield problem(at, f"step {name} uses {uses}, which has no ranges", hint)
+    if step.get("service") is not None:
+        yield problem(at, f"step {name} is a service, which has no ranges", "remove split:")
+    last = range_name(name, ranges, ranges)
+    if len(last) > MAX_NAME:
+        yield problem(
+            (*where, "name"), f"{name!r} is too long a name for a split step", f"its ranges are called {last}"
+        )
+    own = re.compile(rf"{re.escape(name)}-[1-9]\d*of{ranges}")
+    for other in context.needs:
+        if own.fullmatch(other):
+            yield problem(
+                at, f"the ranges of {name} are called like the step {other}", f"rename the step {other}"
+            )
 
 
 def _files(context: Context, where: Where, step: Mapping[str, Any]) -> Iterator[Problem]:
