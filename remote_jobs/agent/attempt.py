@@ -246,12 +246,10 @@ class Attempt:
             return
         young = now - self.started_mono < _SCAN_OFTEN_FOR_S
         self._next_scan_at = now + (2.0 if young else _SCAN_EVERY_S)
-        rows = procs.table()
-        for pid in procs.descendants(self.process.pid, rows):
-            row = rows[pid]
-            self._remember(protocol.ProcessId(pid, row.start_ticks, self.process.boot_id))
+        for row in procs.tree(self.process.pid).values():
+            self._remember(protocol.ProcessId(row.pid, row.start_ticks, self.process.boot_id))
         if len(self.recorded) > 4096:  # a job that forks for ever must not eat the supervisor
-            live = {(row.pid, row.start_ticks) for row in rows.values()}
+            live = {(row.pid, row.start_ticks) for row in procs.table().values()}
             self.recorded = {key: value for key, value in self.recorded.items() if key in live}
 
     def own_processes(self, others: Sequence["Attempt"] = ()) -> List[procs.Proc]:
@@ -285,13 +283,16 @@ class Attempt:
         """True once the ladder was entered."""
         return self.stop_reason is not None
 
-    def request_stop(self, kind: str, reason: str) -> None:
-        """Enter the ladder; ``kind`` says who asked: user, service, hang, timeout, straggler, supervisor."""
+    def request_stop(self, kind: str, reason: str, *, told: bool = False) -> None:
+        """Enter the ladder; ``kind`` says who asked: user, service, hang, timeout, straggler, supervisor, slurm.
+
+        ``told``: somebody else has sent the first signal to every process already, so the first rung is only waited for.
+        """
         if self.stopping:
             return
         self.stop_kind, self.stop_reason = kind, reason
         self._rungs = ladder(self.step)
-        self._next_rung_at = 0.0
+        self._next_rung_at = time.monotonic() + self._rungs.pop(0)[1] if told else 0.0
 
     def climb(self, now: float, others: Sequence["Attempt"]) -> Optional[int]:
         """Send the next signal when it is due; the signal sent, or None."""
