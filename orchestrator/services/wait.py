@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import (
@@ -24,8 +25,16 @@ if TYPE_CHECKING:
     from orchestrator.services.session import Session
 
 
-def wait(session: Session, job: FoundJob, *, timeout_s: float | None = None) -> dict[str, Any]:
+def wait(
+    session: Session,
+    job: FoundJob,
+    *,
+    timeout_s: float | None = None,
+    saw: Callable[[Mapping[str, Any]], None] | None = None,
+) -> dict[str, Any]:
     """The job's view once it has ended or is lost. A link that breaks on the way is waited for, without an end.
+
+    ``saw`` is told of every view on the way.
 
     Raises:
         WaitTimeout: not ended in time; the job goes on.
@@ -55,6 +64,8 @@ def wait(session: Session, job: FoundJob, *, timeout_s: float | None = None) -> 
             changed, seq = view["seq"] != seq, view["seq"]
             if changed:
                 remember(session, [view])
+                if saw is not None:
+                    saw(view)
             if view["state"] in OVER:
                 return view
             wait_s = pace.after([view], changed=changed)
