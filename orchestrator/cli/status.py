@@ -87,6 +87,7 @@ def wait(
 
     Exit status: 0 succeeded, 1 failed or stopped, 5 lost, 124 on --timeout, 130 on Ctrl-C (the job goes on).
     """
+    from orchestrator.services.notify import Deliverer
     from orchestrator.services.outcome import raise_for
     from orchestrator.services.resolve import resolve
     from orchestrator.services.wait import wait as block
@@ -95,7 +96,8 @@ def wait(
     timeout_s = seconds(timeout, "--timeout")
     with open_session(inventory) as session:
         found = resolve(session, job)
-        view = block(session, found, timeout_s=timeout_s)
+        with Deliverer(session) as deliverer:
+            view = block(session, found, timeout_s=timeout_s, saw=deliverer.saw)
     if as_json:
         from orchestrator.services.outcome import exit_status
 
