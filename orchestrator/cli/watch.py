@@ -17,6 +17,7 @@ from orchestrator.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from orchestrator.core.until import Until
     from orchestrator.services.resolve import FoundJob
     from orchestrator.services.session import Session
 
@@ -28,6 +29,7 @@ def register(app: typer.Typer) -> None:
             "orch watch                  # everything that runs, on every host",
             "orch watch JOB              # one job, until it ends; exits as `orch wait` does",
             "orch watch JOB | tee log    # off a terminal: one dated line per change",
+            "orch watch JOB --until phase=extract --notify   # a message (ORCH_NOTIFY, notify:) when it is there",
         )
     )(watch)
 
@@ -40,18 +42,35 @@ def watch(
         str | None,
         typer.Option("--interval", metavar="TIME", help="Look at least this often (default: adaptive)."),
     ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            "--until", metavar="POINT", help="Leave at done, phase=NAME, phase=NAME:done, step=NAME or state=NAME."
+        ),
+    ] = None,
+    notify: Annotated[
+        bool,
+        typer.Option(
+            "--notify",
+            help="Send a message then (without --until: at the end) through Apprise: to the URLs in ORCH_NOTIFY, "
+            "else to those of notify: in plan and inventory.",
+        ),
+    ] = False,
     inventory: InventoryOption = None,
 ) -> None:
     """Show progress until the jobs end. q or Ctrl-C leaves; the jobs go on.
 
     On a terminal: steps, phases, bars with the expected end, GPUs, processes and the log. Elsewhere: dated lines.
+    While it runs, it also sends what the jobs' own notify: leaves to this laptop.
     """
+    from orchestrator.core.until import Until
     from orchestrator.services.resolve import resolve_many
 
     interval_s = seconds(interval, "--interval")
+    point = Until.parse(until) if until is not None else None
     with open_session(inventory) as session:
         found = resolve_many(session, jobs or [], host=host)
-        code = watch_jobs(session, found, host=host, plain=plain, interval_s=interval_s)
+        code = watch_jobs(session, found, host=host, plain=plain, interval_s=interval_s, until=point, tell=notify)
     if code:
         raise typer.Exit(code)
 
@@ -63,13 +82,16 @@ def watch_jobs(
     host: str | None = None,
     plain: bool = False,
     interval_s: float | None = None,
+    until: Until | None = None,
+    tell: bool = False,
 ) -> int:
     """Watch these jobs (none: all that are active), live where a person looks; the exit status."""
-    from orchestrator.services.watch import Watch
+    from orchestrator.services.attend import AttentiveWatch
     from orchestrator.ui.console import is_terminal
 
     live = not plain and is_terminal(sys.stdout) and is_terminal(sys.stdin)
-    with Watch(session, jobs, host=host, interval_s=interval_s, live=live) as watching:
+    watch = AttentiveWatch(session, jobs, host=host, interval_s=interval_s, live=live, until=until, tell=tell)
+    with watch as watching:
         if live:
             from orchestrator.cli.live import run_live
 
