@@ -22,6 +22,9 @@ SECTIONS: dict[str, str] = {
     "eta": "bench.eta",
     "fuzz": "bench.fuzz_logs",
     "overnight": "bench.overnight",
+    "wan": "bench.wan",
+    "scale": "bench.scale",
+    "peers": "bench.peers.contest",
 }
 """Section -> module with ``run(report)``, in the order in which they run."""
 

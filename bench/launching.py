@@ -21,23 +21,30 @@ def _started_at(work: Path) -> float:
     return float(mark.read_text())
 
 
-def _plans(stage: Stage, kind: str, repetitions: int) -> list[tuple[Path, Path]]:
+def _plans(stage: Stage, kind: str, repetitions: int, run: str = RUN) -> list[tuple[Path, Path]]:
     found = []
     for number in range(repetitions):
         work = stage.folder / f"{kind}-{number}"
-        step = {"name": "work", "run": RUN}
+        step = {"name": "work", "run": run}
         found.append((stage.laptop.plan([step], name=f"{kind}-{number}", workdir=str(work)), work))
     return found
 
 
-def _in_one_process(stage: Stage, kind: str, repetitions: int) -> list[float]:
-    """Launches by a controller that is already loaded; `open` keeps its connection, `cold` makes a new one each time."""
-    plans = _plans(stage, kind, repetitions)
-    argv = [PYTHON, "-m", "bench.launch_timer", kind, str(stage.laptop.inventory), *(str(plan) for plan, _ in plans)]
+def in_one_process(stage: Stage, how: str, repetitions: int, *, kind: str = "", run: str = RUN) -> list[float]:
+    """Launches by a controller that is already loaded; `open` keeps its connection, `cold` makes a new one each time.
+
+    Args:
+        kind: names the plans (default: ``how``).
+        run: the job; with one of the caller's own, no times are taken.
+    """
+    plans = _plans(stage, kind or how, repetitions, run)
+    argv = [PYTHON, "-m", "bench.launch_timer", how, str(stage.laptop.inventory), *(str(plan) for plan, _ in plans)]
     answer = subprocess.run(argv, env=environment(stage), capture_output=True, text=True, check=False)
     if answer.returncode:
         raise SystemExit(f"launch_timer failed: {answer.stderr}")
     asked = json.loads(answer.stdout)
+    if run != RUN:
+        return []
     return [_started_at(work) - at for at, (_, work) in zip(asked, plans, strict=True)]
 
 
@@ -71,11 +78,11 @@ def run(report: Report) -> None:
             stage.laptop.run("launch", _plans(stage, "first", 1)[0][0], "--no-preflight", expect=0)
             true_s = plain_ssh_s(stage, repetitions)
             peer = _peer(stage, repetitions)
-            opened = _in_one_process(stage, "open", repetitions)
+            opened = in_one_process(stage, "open", repetitions)
             report.add(Row(
                 "launch", f"open connection -> running, {where}", "s", opened, 3 * rtt_s + 0.15, "<= 3 RT + 0.15 s",
                 peer, "ssh setsid -f"))  # fmt: skip
-            cold = _in_one_process(stage, "cold", repetitions)
+            cold = in_one_process(stage, "cold", repetitions)
             limit = 1.5 * sorted(true_s)[len(true_s) // 2]
             report.add(Row(
                 "launch", f"cold, connection included -> running, {where}", "s", cold, limit, "<= 1.5 x ssh true",

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass
@@ -56,6 +57,25 @@ class Row:
         return [self.section, self.what, f"{self.median:.3g} {self.unit}", spread, limit, verdict, peer_text, ratio]
 
 
+@dataclass
+class Table:
+    """Cells that are no rows of figures, with the data behind them."""
+
+    section: str
+    head: list[str]
+    cells: list[list[str]]
+    notes: list[str]
+    data: Any
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Cells as columns of text."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
 HEAD = ["section", "what", "median", "min..max (n)", "limit", "", "peer, same run", "ratio"]
 
 
@@ -64,23 +84,31 @@ class Report:
     """Collects rows; sections say what they are doing as they go."""
 
     rows: list[Row] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
 
     def add(self, row: Row) -> None:
         """Take a figure and show it at once."""
         self.rows.append(row)
         print("   " + " | ".join(cell for cell in row.cells()[1:] if cell), flush=True)
 
+    def show(
+        self, section: str, head: Sequence[str], cells: Sequence[Sequence[str]], notes: Sequence[str], data: Any
+    ) -> None:
+        """Take a table of its own shape; ``data`` is what it was made from."""
+        self.tables.append(Table(section, list(head), [list(row) for row in cells], list(notes), data))
+
     def say(self, text: str) -> None:
         """A line about what is going on."""
         print(text, flush=True)
 
     def table(self) -> str:
-        """All rows, aligned."""
-        lines = [HEAD, *(row.cells() for row in self.rows)]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-        )
+        """All rows, aligned, then the tables of another shape."""
+        parts = [aligned([HEAD, *(row.cells() for row in self.rows)])] if self.rows else []
+        parts += [
+            f"{table.section}\n{aligned([table.head, *table.cells])}\n" + "".join(f"  {note}\n" for note in table.notes)
+            for table in self.tables
+        ]
+        return "\n\n".join(parts)
 
     def machine(self) -> dict[str, object]:
         """Where and on what this was measured."""
@@ -97,5 +125,9 @@ class Report:
     def save(self, path: Path) -> None:
         """Write rows and machine as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        record = {"machine": self.machine(), "rows": [{**asdict(row), "median": row.median} for row in self.rows]}
+        record = {
+            "machine": self.machine(),
+            "rows": [{**asdict(row), "median": row.median} for row in self.rows],
+            "tables": [asdict(table) for table in self.tables],
+        }
         path.write_text(json.dumps(record, indent=1) + "\n")
