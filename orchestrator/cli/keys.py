@@ -22,6 +22,14 @@ class Keys:
     """Context manager; `pressed` gives the names or characters of keys pressed since the last call."""
 
     def __enter__(self) -> Self:
+        self.take()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def take(self) -> None:
+        """Have keys one by one and unseen from now on."""
         self._saved: Any = None
         if sys.platform != "win32":
             import termios
@@ -31,9 +39,9 @@ class Keys:
             self._saved = termios.tcgetattr(self._fd)
             # cbreak, not raw: Ctrl-C stays a signal and output processing stays on.
             tty.setcbreak(self._fd, termios.TCSANOW)
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def release(self) -> None:
+        """Leave the terminal as it was."""
         if sys.platform != "win32" and self._saved is not None:
             import termios
 

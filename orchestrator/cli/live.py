@@ -5,20 +5,28 @@ Leaving never touches a job; stopping and retrying ask first.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.keys import Keys
+from orchestrator.cli.painter import Painter
 from orchestrator.core.errors import OrchError
 from orchestrator.core.states import OVER
 from orchestrator.services.resolve import FoundJob
-from orchestrator.services.views import LogTail
 from orchestrator.ui.changes import host_change, job_changes
 from orchestrator.ui.console import console, out
 from orchestrator.ui.job import Moment
-from orchestrator.ui.live import Screen, details, render
+from orchestrator.ui.live import details, render
+from orchestrator.ui.screen import Screen
 from orchestrator.ui.status import status_lines
+from orchestrator.ui.text import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,21 +36,18 @@ if TYPE_CHECKING:
     from orchestrator.services.watch import Update, Watch
 
 TICK_S = 0.1
+FRAME_EVERY_S = 0.1
+"""Two frames are at least this far apart, however much happens."""
 MAX_RECENT = 200
 
 
 def run_live(session: Session, watching: Watch) -> int:
     """Show the live view until the person leaves or everything named has ended; the exit status."""
-    from rich.console import Group
-    from rich.live import Live
-
     terminal = console()
     view = LiveWatch(session, watching, terminal)
-    with (
-        Keys() as keys,
-        Live(console=terminal, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
-    ):
+    with Keys() as keys, Painter(terminal) as painter, _signals(keys, painter):
         shown: tuple[object, ...] = ()
+        painted_at = 0.0
         while not view.left and not (view.over() and view.drawn):
             updates = watching.next(TICK_S)
             view.take(updates)
@@ -50,15 +55,50 @@ def run_live(session: Session, watching: Watch) -> int:
                 view.key(key)
             # A frame when something is new, the clock moved a second, or the terminal has another size.
             stamp = (int(session.now().timestamp()), terminal.size, view.version)
-            if stamp != shown:
-                live.update(Group(*view.frame()), refresh=True)
-                view.drawn, shown = True, stamp
+            if stamp != shown and time.monotonic() - painted_at >= FRAME_EVERY_S:
+                painter.paint(view.frame(), (terminal.size.width, terminal.size.height))
+                view.drawn, shown, painted_at = True, stamp, time.monotonic()
     for line in status_lines(list(watching.view.jobs.values()), [], Moment(session.now())):
         terminal.print(line, soft_wrap=True)
     if view.left and not view.over():
         out("left; the jobs go on. Look again with: orch watch")
         return 0
     return watching.exit_status()
+
+
+@contextmanager
+def _signals(keys: Keys, painter: Painter) -> Iterator[None]:
+    """Ctrl-Z gives the person's screen back and `fg` takes it again; a TERM ends the view in order."""
+    if sys.platform == "win32":
+        yield
+        return
+
+    def pause(_number: int, _frame: FrameType | None) -> None:
+        painter.leave()
+        keys.release()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+
+    def resume(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTSTP, pause)
+        keys.take()
+        painter.enter()
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    handlers = {
+        signal.SIGTSTP: pause,
+        signal.SIGCONT: resume,
+        signal.SIGTERM: end,
+        signal.SIGHUP: end,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class LiveWatch:
@@ -79,8 +119,8 @@ class LiveWatch:
 
     def frame(self) -> list[Text]:
         """The lines of the screen now."""
-        width, height = self.terminal.size
-        self.screen.width, self.screen.height = width, height
+        self.screen.width, self.screen.height = self.terminal.size
+        self.chosen()
         return render(self.watching.view, self.screen, Moment(self.session.now()))
 
     def take(self, updates: list[Update]) -> None:
@@ -90,10 +130,15 @@ class LiveWatch:
             self.version += 1
             if update.job is not None and (update.before is not None or len(self.watching.view.jobs) == 1):
                 self.screen.recent += job_changes(update.before, self.watching.view.jobs[update.job], moment)
+            elif update.link == "waking":
+                words = f"this laptop slept for {duration(update.slept_s)}; looking again"
+                self.screen.recent.append(host_change(update.host, words, moment))
             elif update.link in {"reconnecting", "refused"}:
                 problem = self.watching.view.hosts[update.host].problem
                 self.screen.recent.append(host_change(update.host, f"{update.link}: {problem}", moment))
         del self.screen.recent[:-MAX_RECENT]
+        if updates:
+            self._follow_log()
 
     def chosen(self) -> FoundJob | None:
         """The job that keys act on."""
@@ -119,8 +164,8 @@ class LiveWatch:
         elif key == "?":
             self.screen.help = not self.screen.help
         elif key == "p":
-            self.screen.processes = self.watching.processes = not self.screen.processes
-            self.watching.nudge()
+            self.screen.processes = not self.screen.processes
+            self.watching.show_processes(wanted=self.screen.processes)
         elif key == "g":
             self.screen.gpus = not self.screen.gpus
         elif key == "l":
@@ -137,21 +182,19 @@ class LiveWatch:
         if jobs:
             self.chosen()
             self.screen.chosen = jobs[(jobs.index(str(self.screen.chosen)) + step) % len(jobs)]
-            if self.watching.log is not None:
-                self.watching.log = self.watching.view.log = None
-                self._toggle_log()
+            self._follow_log()
 
     def _toggle_log(self) -> None:
-        if self.watching.log is not None:
-            self.watching.log = self.watching.view.log = None
-            return
+        self.screen.log = not self.screen.log
+        self._follow_log()
+        if self.screen.log and self.watching.wishes.log is None:
+            self.screen.log, self.screen.message = False, "no log yet"
+
+    def _follow_log(self) -> None:
+        """The log of the step under way: its figures are drawn while it is hidden as well."""
         job = self.chosen()
         step = details(self.watching.view.jobs[job.id]) if job else ""
-        if job is None or not step:
-            self.screen.message = "no log yet"
-            return
-        self.watching.log = LogTail(job.id, step, 0)
-        self.watching.nudge()
+        self.watching.follow_log(job.id if job else None, step, shown=self.screen.log)
 
     def _ask(self, action: str) -> None:
         job = self.chosen()
@@ -177,6 +220,6 @@ class LiveWatch:
             except OrchError as error:
                 self.screen.message = error.message
             self.version += 1
-            self.watching.nudge()
+            self.watching.nudge(job.host)
 
         threading.Thread(target=work, name=f"{action}-{job_id}", daemon=True).start()

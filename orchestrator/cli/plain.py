@@ -8,6 +8,7 @@ from orchestrator.ui.changes import Change, host_change, job_changes
 from orchestrator.ui.console import out
 from orchestrator.ui.job import Moment
 from orchestrator.ui.status import skew_words
+from orchestrator.ui.text import duration
 
 if TYPE_CHECKING:
     from orchestrator.services.session import Session
@@ -45,6 +46,10 @@ def _changes(session: Session, watching: Watch, update: Update, broken: set[str]
 
 def _link_change(watching: Watch, update: Update, moment: Moment, broken: set[str]) -> list[Change]:
     host = watching.view.hosts[update.host]
+    if update.link == "waking":
+        broken.add(host.name)
+        words = f"this laptop slept for {duration(update.slept_s)}; looking again"
+        return [host_change(host.name, words, moment)]
     if update.link == "connected":
         if host.name not in broken:
             return []

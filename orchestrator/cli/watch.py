@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,7 +90,7 @@ def watch_jobs(
     from orchestrator.services.attend import AttentiveWatch
     from orchestrator.ui.console import is_terminal
 
-    live = not plain and is_terminal(sys.stdout) and is_terminal(sys.stdin)
+    live = not plain and not _under_ci() and is_terminal(sys.stdout) and is_terminal(sys.stdin)
     watch = AttentiveWatch(session, jobs, host=host, interval_s=interval_s, live=live, until=until, tell=tell)
     with watch as watching:
         if live:
@@ -99,3 +100,8 @@ def watch_jobs(
         from orchestrator.cli.plain import run_plain
 
         return run_plain(session, watching)
+
+
+def _under_ci() -> bool:
+    """Some CI services give a job a terminal that nobody looks at."""
+    return os.environ.get("CI", "").lower() not in {"", "0", "false", "no"}

@@ -20,6 +20,11 @@ WAKE_SPREAD_S = 3.0
 JITTER = 0.2
 
 
+def wake_pause_s(uniform: Callable[[float, float], float] = random.uniform) -> float:
+    """Seconds to wait before a host is met again after a sleep or an outage: many are not met in the same moment."""
+    return uniform(0.0, WAKE_SPREAD_S)
+
+
 class LookSchedule:
     """The pace of looks at one host.
 
@@ -73,7 +78,7 @@ class LookSchedule:
 
     def _bounded(self, wait_s: float, *, slept: bool) -> float:
         wait_s = min(max(wait_s, self._floor_s), self._cap_s)
-        return wait_s + self._uniform(0.0, WAKE_SPREAD_S) if slept else wait_s
+        return wait_s + wake_pause_s(self._uniform) if slept else wait_s
 
     def _slept(self, mono_s: float, wall_s: float | None) -> bool:
         """True when much more wall time than monotonic time has passed since the last call."""

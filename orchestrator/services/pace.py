@@ -24,10 +24,20 @@ class Pace:
     """The pace of looks at one host."""
 
     def __init__(self, session: Session, host: str, *, cap_s: float | None = None) -> None:
-        floor = session.host(host).min_look_interval_s or 0.0
+        self.floor_s = session.host(host).min_look_interval_s or 0.0
         self._schedule = LookSchedule(
-            min_interval_s=floor, max_interval_s=HELD_S if cap_s is None else min(cap_s, HELD_S)
+            min_interval_s=self.floor_s, max_interval_s=HELD_S if cap_s is None else min(cap_s, HELD_S)
         )
+
+    def at_least(self, wait_s: float) -> float:
+        """A time to hold a look on the host, not shorter than the inventory's ``min_look_interval_s``."""
+        return max(wait_s, self.floor_s)
+
+    def owed_s(self, sent_mono: float) -> float:
+        """Seconds still to pass before the next look, since one was sent at ``sent_mono``: news end a look early, and
+        the inventory's ``min_look_interval_s`` holds all the same.
+        """
+        return max(0.0, self.floor_s - (time.monotonic() - sent_mono))
 
     def after(self, views: Sequence[Mapping[str, Any]], *, changed: bool) -> float:
         """Seconds that the next look may wait on the host, after an answer."""

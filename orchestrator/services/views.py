@@ -16,7 +16,7 @@ class HostView:
 
     name: str
     link: str = "connecting"
-    """connecting, connected, reconnecting or refused."""
+    """connecting, connected, waking (this laptop slept; nothing is judged before the next look), reconnecting, refused."""
     problem: str | None = None
     looked_at: datetime | None = None
     next_look_at: datetime | None = None
@@ -27,14 +27,13 @@ class HostView:
 
 @dataclass
 class LogTail:
-    """The end of one attempt's log."""
+    """The end of one attempt's log, and the figures that were found in it, by name and oldest first."""
 
     job: str
     step: str
     attempt: int
-    inode: int = 0
-    offset: int = -1
     data: bytes = b""
+    metrics: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass

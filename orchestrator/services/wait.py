@@ -16,6 +16,7 @@ from orchestrator.core.errors import (
     OrchError,
     WaitTimeout,
 )
+from orchestrator.core.schedule import SLEEP_GAP_S, wake_pause_s
 from orchestrator.core.states import OVER
 from orchestrator.services.look import look, remember
 from orchestrator.services.pace import Pace
@@ -47,8 +48,12 @@ def wait(
     while True:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         held = wait_s if left is None else min(wait_s, left)
+        sent, ahead_s = time.monotonic(), time.time() - time.monotonic()
         result = look(session, job.host, jobs=[job.id], seen={job.id: seq} if seq >= 0 else {}, wait_s=held)
         if result.error is not None:
+            if met and time.time() - time.monotonic() - ahead_s > SLEEP_GAP_S:
+                time.sleep(wake_pause_s())
+                continue  # this laptop slept in between: the error is its own, look again before saying anything
             if not met or not worth_waiting(result.error, met=met):
                 raise result.error
             if not away:
@@ -69,6 +74,8 @@ def wait(
             if view["state"] in OVER:
                 return view
             wait_s = pace.after([view], changed=changed)
+            owed_s = pace.owed_s(sent)
+            time.sleep(owed_s if left is None else min(owed_s, max(0.0, left)))
         if left is not None and left <= 0:
             raise WaitTimeout(
                 f"job {job.id} on {job.host} has not ended within {timeout_s:g} s", "the job goes on"

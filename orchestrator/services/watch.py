@@ -1,59 +1,51 @@
-"""Follow jobs on any number of hosts: one thread a host asks by long polls, one queue brings the answers together.
+"""Follow jobs on any number of hosts: one thread a host looks (`follow`), one queue brings the answers together here.
 
-A link that breaks is a fact about the host, never about a job. The view is only changed by the thread that calls
-`next`, so a renderer needs no lock.
+A link that breaks is a fact about the host, never about a job; after this laptop slept, nothing is judged before one
+look was answered or refused. The view is only changed by the thread that calls `next`, so a renderer needs no lock.
 """
 
 from __future__ import annotations
 
-import base64
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from orchestrator.core.errors import JobLost, OrchError
+from orchestrator.core.errors import JobLost
+from orchestrator.core.schedule import SLEEP_GAP_S, wake_pause_s
 from orchestrator.core.states import OVER
-from orchestrator.services.look import HostLook, look, remember, remembered_view
+from orchestrator.services.follow import Answer, Follower, Wishes
+from orchestrator.services.logfeed import LogFeed
+from orchestrator.services.look import HostLook, remember, remembered_view
 from orchestrator.services.outcome import exit_status, worst
-from orchestrator.services.pace import Pace
 from orchestrator.services.resolve import FoundJob
-from orchestrator.services.views import HostView, LogTail, WatchView
+from orchestrator.services.views import HostView, WatchView
 from orchestrator.services.wait import first_line, worth_waiting
 
 if TYPE_CHECKING:
     from orchestrator.services.session import Session
 
-DISCOVER_EVERY_S = 15.0
-"""While everything is watched, how often a host is asked for jobs that somebody else has started."""
-LIVE_INTERVAL_S = 5.0
-"""A live view looks at least this often: bars move between events."""
-LOG_INTERVAL_S = 1.0
-LOG_TAIL_BYTES = 32 * 1024
+CLOCK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
 class Update:
-    """One thing that changed: a job (its view before), a host's link, or the log's tail."""
+    """One thing that changed: a job (its view before), or a host's link (with the time that this laptop slept)."""
 
     host: str
     job: str | None = None
     before: dict[str, Any] | None = None
     link: str | None = None
+    slept_s: float | None = None
 
 
-@dataclass
-class _Answer:
-    look: HostLook
-    asked_at: datetime
-    took_s: float
-    held_s: float
-    next_in_s: float
-    log: LogTail | None = None
+@dataclass(frozen=True)
+class _Woke:
+    slept_s: float
 
 
 class Watch:
@@ -78,31 +70,34 @@ class Watch:
     ) -> None:
         self.session = session
         self.all = not jobs
-        self.live = live
-        self.interval_s = interval_s
-        self.processes = False
-        self.log: LogTail | None = None
+        self.wishes = Wishes(live=live, interval_s=interval_s)
         self.view = WatchView()
         self._asked: dict[str, list[str]] = {}
         for job in jobs:
             self._asked.setdefault(job.host, []).append(job.id)
         for name in session.host_names(host) if self.all else list(self._asked):
             self.view.hosts[name] = HostView(name)
-        self._answers: queue.Queue[_Answer | BaseException] = queue.Queue()
+        self._answers: queue.Queue[Answer | _Woke | BaseException] = queue.Queue()
+        self._followers = {
+            name: Follower(session, name, self._asked.get(name), self.wishes, self._answers.put)
+            for name in self.view.hosts
+        }
         self._stop = threading.Event()
-        self._met: set[str] = set()
 
     def __enter__(self) -> Self:
         session = self.session
         session.pool  # noqa: B018 - opened once, before the threads
-        for name in self.view.hosts:
-            threading.Thread(target=self._follow, args=(name,), name=f"watch-{name}", daemon=True).start()
+        for follower in self._followers.values():
+            follower.start()
+        threading.Thread(target=self._watch_clock, name="watch-clock", daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
+        for follower in self._followers.values():
+            follower.stop()
 
     # ------------------------------------------------------------------------------------------- the caller's thread
 
@@ -118,15 +113,45 @@ class Watch:
             while True:
                 if isinstance(item, BaseException):
                     raise item
-                updates.extend(self._take(item))
+                updates.extend(self._wake(item) if isinstance(item, _Woke) else self._take(item))
                 item = self._answers.get_nowait()
         except queue.Empty:
             return updates
 
-    def nudge(self) -> None:
-        """Look at every host now, whatever its long poll does."""
-        for name in self.view.hosts:
-            threading.Thread(target=self._once, args=(name,), name=f"nudge-{name}", daemon=True).start()
+    def nudge(self, host: str | None = None) -> None:
+        """Look at a host now, or at every one, whatever the long polls do."""
+        for name in self._followers if host is None else [host]:
+            self._followers[name].hurry()
+
+    def show_processes(self, *, wanted: bool) -> None:
+        """Ask for the processes of running attempts, or no more."""
+        self.wishes.processes = wanted
+        if wanted:
+            self.nudge()
+
+    def follow_log(self, job: str | None, step: str = "", *, shown: bool = False) -> None:
+        """Follow the log of a job's step: for its figures, or also because it is on the screen."""
+        wishes, view = self.wishes, self.view.jobs.get(job or "")
+        if view is None or not step:
+            wishes.log = wishes.log_host = self.view.log = None
+            return
+        same = wishes.log is not None and (wishes.log.job, wishes.log.step) == (job, step)
+        wishes.newest_attempt = max(
+            (
+                int(attempt["n"])
+                for item in view["steps"]
+                if item["name"] == step
+                for attempt in item["attempts"]
+            ),
+            default=0,
+        )
+        eager = shown and not (same and wishes.log_shown)
+        wishes.log_shown = shown
+        if not same:
+            self.view.log = None
+            wishes.log_host, wishes.log = str(view["host"]), LogFeed(str(job), step)
+        if not same or eager:
+            self.nudge(str(view["host"]))
 
     def done(self) -> bool:
         """True when there is nothing left to wait for."""
@@ -143,32 +168,48 @@ class Watch:
             return 3
         return worst([exit_status(view) for view in self.view.jobs.values()])
 
-    def _take(self, answer: _Answer) -> list[Update]:
+    def _wake(self, item: _Woke) -> list[Update]:
+        updates = []
+        for host in self.view.hosts.values():
+            if host.link != "refused":
+                host.link, host.problem = "waking", None
+                updates.append(Update(host.name, link="waking", slept_s=item.slept_s))
+        return updates
+
+    def _take(self, answer: Answer) -> list[Update]:
         host, result = self.view.hosts[answer.look.host], answer.look
         now = self.session.now()
         updates: list[Update] = []
+        host.next_look_at = now + timedelta(seconds=answer.next_in_s)
         if result.error is not None:
-            link = "reconnecting" if worth_waiting(result.error, met=host.name in self._met) else "refused"
-            if not self.all and (link == "refused" or host.name not in self._met):
+            met = self._followers[host.name].met
+            link = "reconnecting" if worth_waiting(result.error, met=met) else "refused"
+            if not self.all and (link == "refused" or not met):
                 raise result.error
             if link != host.link or host.problem is None:
                 updates.append(Update(host.name, link=link))
             host.link, host.problem = link, first_line(result.error)
-            host.next_look_at = _later(now, answer.next_in_s)
             updates.extend(self._show_remembered(host.name, now))
             return updates
-        self._met.add(host.name)
         if host.link != "connected":
             updates.append(Update(host.name, link="connected"))
-        host.link, host.problem = "connected", None
-        host.looked_at, host.next_look_at = now, _later(now, answer.next_in_s)
-        host.round_trip_s = (
-            max(0.0, answer.took_s - answer.held_s) if answer.held_s == 0 else host.round_trip_s
-        )
+            if host.link == "reconnecting":
+                self._network_is_back(host.name)
+        host.link, host.problem, host.looked_at = "connected", None, now
+        if answer.held_s == 0:
+            host.round_trip_s = answer.took_s
         host.skew_s = result.skew_s
-        reading = (result.answer or {}).get("gpus")
-        host.gpus = reading or host.gpus
-        changed = []
+        host.gpus = (result.answer or {}).get("gpus") or host.gpus
+        updates.extend(self._take_jobs(result))
+        if answer.log is not None:
+            feed = self.wishes.log
+            if feed is not None and (feed.job, feed.step) == (answer.log.job, answer.log.step):
+                self.view.log = answer.log
+        self._missing(result)
+        return updates
+
+    def _take_jobs(self, result: HostLook) -> list[Update]:
+        updates, changed = [], []
         for view in result.jobs:
             before = self.view.jobs.get(view["id"])
             if before is not None and before.get("reachable") and view["seq"] < before["seq"]:
@@ -176,15 +217,18 @@ class Watch:
             if before is None and self.all and view["state"] in OVER and view["state"] != "lost":
                 continue
             self.view.jobs[view["id"]] = view
-            updates.append(Update(host.name, job=view["id"], before=before))
+            updates.append(Update(result.host, job=view["id"], before=before))
             if before is None or before["seq"] != view["seq"] or before["state"] != view["state"]:
                 changed.append(view)
         if changed:
             remember(self.session, changed)
-        if answer.log is not None and self.log is not None and answer.log.job == self.log.job:
-            self.view.log = answer.log
-        self._missing(result)
         return updates
+
+    def _network_is_back(self, host: str) -> None:
+        """One host answers again: the others need not sit out their pauses."""
+        for name, follower in self._followers.items():
+            if name != host and self.view.hosts[name].link == "reconnecting":
+                follower.hurry(after_s=wake_pause_s())
 
     def _missing(self, result: HostLook) -> None:
         have = {view["id"] for view in result.jobs}
@@ -210,142 +254,14 @@ class Watch:
             updates.append(Update(host, job=row.id))
         return updates
 
-    # --------------------------------------------------------------------------------------------- one host's thread
+    # ------------------------------------------------------------------------------------------------ the clock's thread
 
-    def _follow(self, host: str) -> None:
-        try:
-            self._loop(host)
-        except BaseException as error:  # raised in the caller's thread by `next`
-            self._answers.put(error)
-
-    def _loop(self, host: str) -> None:
-        pace = Pace(self.session, host, cap_s=self.interval_s)
-        seen: dict[str, int] = {}
-        active: list[str] | None = None
-        discover_at, wait_s = 0.0, 0.0
-        while not self._stop.is_set():
-            discovering = self.all and (active is None or not active or time.monotonic() >= discover_at)
-            request: dict[str, Any] = {"processes": self.processes, "gpus": self.live}
-            if self.live:
-                request["expected"] = self.session.host(host).gpus
-            if discovering:
-                request["active_only"] = True
-                if active is None or active:
-                    wait_s = 0.0
-            else:
-                request["jobs"] = active if self.all else self._asked[host]
-            wait_s = self._limit(wait_s, discover_at if self.all and active else None)
-            ended = self._ask(host, request, seen, wait_s, pace)
-            if ended is None:
-                return
-            result, wait_s = ended
-            if result.error is not None:
-                if self._stop.wait(wait_s):
-                    return
-                wait_s = 0.0
-                continue
-            for view in result.jobs:
-                seen[view["id"]] = view["seq"]
-                if view["state"] == "lost":
-                    seen[view["id"] + ":lost"] = 1
-            if self.all:
-                ids = [view["id"] for view in result.jobs if view["state"] not in OVER]
-                if discovering:
-                    discover_at = time.monotonic() + DISCOVER_EVERY_S
-                    gone = [job for job in active or [] if job not in {view["id"] for view in result.jobs}]
-                    ids += gone  # ended between two looks: ask for its end by name
-                active = ids
-
-    def _limit(self, wait_s: float, until: float | None) -> float:
-        if self.live:
-            wait_s = min(wait_s, LOG_INTERVAL_S if self.log is not None else LIVE_INTERVAL_S)
-        if self.interval_s is not None:
-            wait_s = min(wait_s, self.interval_s)
-        if until is not None:
-            wait_s = min(wait_s, max(0.1, until - time.monotonic()))
-        return wait_s
-
-    def _ask(
-        self, host: str, request: dict[str, Any], seen: Mapping[str, int], wait_s: float, pace: Pace
-    ) -> tuple[HostLook, float] | None:
-        """One look, put on the queue; None when this host is not asked again."""
-        log = self._cursor(host, request)
-        started, asked_at = time.monotonic(), self.session.now()
-        result = look(self.session, host, seen=dict(seen), wait_s=wait_s, **request)
-        took = time.monotonic() - started
-        if self._stop.is_set():
-            return None
-        if result.error is not None:
-            pause = pace.after_error()
-            self._answers.put(_Answer(result, asked_at, took, wait_s, pause))
-            return (result, pause) if worth_waiting(result.error, met=host in self._met) else None
-        changed = any(seen.get(view["id"]) != view["seq"] for view in result.jobs)
-        following = self._limit(pace.after(result.jobs, changed=changed), None)
-        self._answers.put(_Answer(result, asked_at, took, wait_s, following, _with_log(log, result)))
-        return result, following
-
-    def _cursor(self, host: str, request: dict[str, Any]) -> LogTail | None:
-        log = self.log
-        view = self.view.jobs.get(log.job) if log is not None else None
-        if log is None or view is None or view["host"] != host:
-            return None
-        newest = max(
-            (
-                int(item["n"])
-                for step in view["steps"]
-                if step["name"] == log.step
-                for item in step["attempts"]
-            ),
-            default=0,
-        )
-        if newest > log.attempt > 0:
-            log.attempt, log.inode, log.offset, log.data = newest, 0, -1, b""
-        request["logs"] = [
-            {
-                "job": log.job,
-                "step": log.step,
-                "attempt": log.attempt,
-                "inode": 0,
-                "offset": -1,
-                "tail_bytes": LOG_TAIL_BYTES,
-                "max_bytes": LOG_TAIL_BYTES,
-            }
-        ]
-        if log.offset >= 0:
-            request["logs"][0].update(inode=log.inode, offset=log.offset)
-        return log
-
-    def _once(self, host: str) -> None:
-        request: dict[str, Any] = {"processes": self.processes, "gpus": self.live}
-        request["jobs"] = (
-            list(self._asked[host])
-            if not self.all
-            else [view["id"] for view in list(self.view.jobs.values()) if view["host"] == host]
-        )
-        started, asked_at = time.monotonic(), self.session.now()
-        try:
-            result = look(self.session, host, **request)
-        except OrchError:
-            return
-        if result.error is None and not self._stop.is_set():
-            self._answers.put(_Answer(result, asked_at, time.monotonic() - started, 0.0, LIVE_INTERVAL_S))
-
-
-def _with_log(log: LogTail | None, result: HostLook) -> LogTail | None:
-    """The tail with what this answer added. The cursor object is the thread's own; the view gets it whole."""
-    if log is None:
-        return None
-    for item in (result.answer or {}).get("logs") or []:
-        if item.get("missing") or item.get("step") != log.step:
-            continue
-        fresh = base64.b64decode(item.get("data_b64") or "")
-        again = bool(item.get("rotated")) or log.offset < 0
-        log.data = (fresh if again else log.data + fresh)[-LOG_TAIL_BYTES:]
-        log.inode, log.offset, log.attempt = int(item["inode"]), int(item["end"]), int(item["attempt"])
-    return log
-
-
-def _later(now: datetime, seconds: float) -> datetime:
-    from datetime import timedelta
-
-    return now + timedelta(seconds=seconds)
+    def _watch_clock(self) -> None:
+        """Notice that this laptop slept: the wall clock went on and the monotonic one did not."""
+        ahead_s = time.time() - time.monotonic()
+        while not self._stop.wait(CLOCK_EVERY_S):
+            before_s, ahead_s = ahead_s, time.time() - time.monotonic()
+            if ahead_s - before_s > SLEEP_GAP_S:
+                self._answers.put(_Woke(ahead_s - before_s))
+                for follower in self._followers.values():
+                    follower.woke()

@@ -158,5 +158,5 @@ def watch_view(*jobs: dict[str, Any], log: bytes | None = None) -> WatchView:
     return WatchView(
         hosts={"gpubox": host},
         jobs={str(item["id"]): item for item in jobs or (job(),)},
-        log=LogTail("eagle3-20261129-abc234", "extract", 2, data=log) if log is not None else None,
+        log=LogTail("eagle3-20261129-abc234", "extract", 2, log) if log is not None else None,
     )

@@ -11,7 +11,8 @@ import pytest
 from orchestrator.cli.keys import split_keys
 from orchestrator.ui.changes import host_change, job_changes
 from orchestrator.ui.job import Moment
-from orchestrator.ui.live import Screen, render
+from orchestrator.ui.live import render
+from orchestrator.ui.screen import Screen
 from orchestrator.ui.status import status_lines
 from orchestrator.ui.why import why_lines
 from tests.cli.samples import MOMENT, NOW, OOM, attempt, bar, job, step, watch_view
@@ -26,7 +27,7 @@ def frame(view: Any, **screen: Any) -> list[str]:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("height", [10, 24, 50])
 def test_a_frame_fits_every_terminal_and_says_the_essential(width: int, height: int) -> None:
-    lines = render(watch_view(log=b"x\n" * 50), Screen(width=width, height=height, processes=True), MOMENT)
+    lines = render(watch_view(log=b"x\n" * 50), Screen(width=width, height=height, processes=True, log=True), MOMENT)
     assert len(lines) <= height
     assert all(line.cell_len <= width for line in lines)
     assert all("\n" not in line.plain and "\x1b" not in line.plain for line in lines)
@@ -83,7 +84,7 @@ def test_too_many_jobs_are_counted_not_lost() -> None:
     jobs = [job(id=f"job-{number:03}", name="x") for number in range(60)]
     lines = frame(watch_view(*jobs), height=30)
     assert len(lines) == 30
-    assert any("more lines" in line for line in lines)
+    assert any("more lines below" in line for line in lines)
 
 
 def test_a_question_takes_the_foot() -> None:
@@ -92,7 +93,7 @@ def test_a_question_takes_the_foot() -> None:
 
 def test_log_lines_are_clean_and_errors_coloured() -> None:
     view = watch_view(log=b"start\n 10%\r 20%\r 30%\n\x1b[31mRuntimeError: \xff boom\x1b[0m\n")
-    lines = render(view, Screen(width=100, height=45), MOMENT)
+    lines = render(view, Screen(width=100, height=45, log=True), MOMENT)
     plain = [line.plain for line in lines]
     assert "   30%" in plain
     [error] = [line for line in lines if "RuntimeError" in line.plain]
