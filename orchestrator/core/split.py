@@ -50,6 +50,19 @@ def expand(steps: Sequence[Mapping[str, Any]], only: Sequence[int] | None = None
     return expanded
 
 
+def one_after_another(spec: Mapping[str, Any]) -> list[str]:
+    """What a person should know of a split that gains nothing, for lack of GPUs; of expanded steps."""
+    found = {}
+    for step in spec["steps"]:
+        part, gpus, there = step.get("part"), int(step.get("gpus") or 0), spec.get("host_gpus")
+        if part and gpus and there and gpus * 2 > there:
+            found[part["of"]] = (
+                f"the ranges of {part['of']} run one after another: each takes {gpus} of {there} GPUs "
+                "(gpus: is what one range takes)"
+            )
+    return list(found.values())
+
+
 def for_ranges(by_step: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What is told by the plan's names (secrets), also under the names of the ranges.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import GateClosed, HostRefused, OrchError, PreflightFailed, UsageError
+from orchestrator.core.split import expand, for_ranges, one_after_another
 from orchestrator.services import notify
 from orchestrator.services.look import job_view, remember
 from orchestrator.services.secrets import resolve_secrets
@@ -39,14 +40,35 @@ class Launched:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """How a plan is to be launched, whatever the host.
+
+    Attributes:
+        attempts: tries of every step instead of the plan's.
+        preflight: check the host first.
+        wait_gate_s: how long the job may wait for GPUs that a foreign process holds.
+        new: start another job even if an earlier launch of this plan was cut short.
+    """
+
+    attempts: int | None = None
+    preflight: bool = True
+    wait_gate_s: float = 0.0
+    new: bool = False
+
+
+@dataclass(frozen=True)
 class Prepared:
-    """Everything local of a launch: nothing has been sent yet."""
+    """Everything local of a launch: nothing has been sent yet.
+
+    ``resumed``: an earlier launch of this plan and host was begun and never confirmed; this one goes on with it.
+    """
 
     plan: LoadedPlan
     host: str
     spec: dict[str, Any]
     files: list[HashedFile]
     secrets: dict[str, dict[str, str]]
+    resumed: bool = False
 
 
 def launch(
@@ -68,29 +90,58 @@ def launch(
         HostError: the host could not be reached or refused; type the same command again.
     """
     loaded, name = load(session, plan, host=host, sets=sets)
-    prepared, resumed = _prepare(session, loaded, name, attempts=attempts, new=new)
-    spec = prepared.spec
-    if wait_gate_s:
-        spec["gate"] = {**(spec.get("gate") or {}), "wait_s": wait_gate_s}
+    return launch_on(session, loaded, name, Wanted(attempts, preflight, wait_gate_s, new), progress)
+
+
+def launch_on(
+    session: Session, loaded: LoadedPlan, host: str, wanted: Wanted, progress: Progress
+) -> Launched:
+    """Start a plan that was read, on this host; raises as :func:`launch` does."""
+    prepared = prepare(session, loaded, host, wanted)
+    make_ready(session, prepared, wanted, progress)
+    return send(session, prepared, wanted)
+
+
+def make_ready(session: Session, prepared: Prepared, wanted: Wanted, progress: Progress) -> None:
+    """Everything on the host that comes before the start: release, files, checks.
+
+    Raises:
+        PreflightFailed: a check failed. HostError: the host could not be reached or refused. Nothing was started, and
+            unless the launch was resumed nothing is remembered of it.
+    """
     try:
         agent = session.agent(prepared.host)
-        spec["release"] = agent.hello()["release"]
+        prepared.spec["release"] = agent.hello()["release"]
         upload(agent, prepared.files, progress)
-        if preflight:
-            _preflight(session, prepared, wait_gate=bool(wait_gate_s))
+        if wanted.preflight:
+            _preflight(session, prepared, wait_gate=bool(wanted.wait_gate_s))
     except OrchError:
-        if not resumed:
-            # No launch request has left, so there is nothing that a later launch could find.
-            session.ledger.drop_intent(spec["id"])
+        forget(session, prepared)
         raise
+
+
+def forget(session: Session, prepared: Prepared) -> None:
+    """No launch request has left, so there is nothing that a later launch could find; a resumed one may have left."""
+    if not prepared.resumed:
+        session.ledger.drop_intent(prepared.spec["id"])
+
+
+def send(session: Session, prepared: Prepared, wanted: Wanted, only: Sequence[int] | None = None) -> Launched:
+    """Ask the host to start the job; of a split step with ``only`` these ranges.
+
+    Raises:
+        GateClosed, HostRefused: nothing runs, and nothing is remembered, unless the job's folder was made.
+        HostError: unknown whether it runs; the same launch takes it up.
+    """
+    spec = {**prepared.spec, "steps": expand(prepared.spec["steps"], only)}
     try:
-        answer = agent.request(
+        answer = session.agent(prepared.host).request(
             "launch",
             timeout_s=LAUNCH_TIMEOUT_S,
             spec=spec,
-            secrets=prepared.secrets,
-            new=new,
-            skip_gate=bool(wait_gate_s),
+            secrets=for_ranges(prepared.secrets, spec["steps"]),
+            new=wanted.new,
+            skip_gate=bool(wanted.wait_gate_s),
         )
     except (GateClosed, HostRefused) as error:
         if getattr(error, "reason", "") not in MADE_A_FOLDER:
@@ -101,11 +152,11 @@ def launch(
         "state": answer.get("state"),
         "spec": {"workdir": spec["workdir"], "plan_sha256": spec["plan_sha256"]},
     }
-    for warning in answer.get("warnings") or []:
+    for warning in [*one_after_another(spec), *(answer.get("warnings") or [])]:
         session.say(f"orch: {prepared.host}: {warning}")
-    if resumed:
+    if prepared.resumed:
         session.say(f"orch: took up the unconfirmed launch {job}; --new would start another")
-    return Launched(job, prepared.host, resumed, job_view(prepared.host, job, record, age=0.0))
+    return Launched(job, prepared.host, prepared.resumed, job_view(prepared.host, job, record, age=0.0))
 
 
 def confirm(session: Session, launched: Launched) -> None:
@@ -140,21 +191,21 @@ def load(session: Session, plan: Path, *, host: str | None, sets: Sequence[str])
     return loaded, name
 
 
-def _prepare(
-    session: Session, loaded: LoadedPlan, host: str, *, attempts: int | None, new: bool
-) -> tuple[Prepared, bool]:
-    """Read files and secrets, choose the job's id and record the intent; True when an earlier one is resumed."""
+def prepare(session: Session, loaded: LoadedPlan, host: str, wanted: Wanted) -> Prepared:
+    """Read files and secrets, choose the job's id and record the intent, or find the earlier one to resume."""
     from orchestrator.core.ids import new_job_id
 
     now = session.now()
     prepared = build(session, loaded, host, job=new_job_id(loaded.plan.name, now), created_at=iso(now))
     spec = prepared.spec
-    if attempts is not None:
+    if wanted.attempts is not None:
         for step in spec["steps"]:
-            step["retry"] = {**(step.get("retry") or {}), "attempts": attempts}
-    spec["plan_sha256"] = _identity(loaded.plan_sha256, prepared.files, attempts)
+            step["retry"] = {**(step.get("retry") or {}), "attempts": wanted.attempts}
+    if wanted.wait_gate_s:
+        spec["gate"] = {**(spec.get("gate") or {}), "wait_s": wanted.wait_gate_s}
+    spec["plan_sha256"] = _identity(loaded.plan_sha256, prepared.files, wanted.attempts)
     secrets = resolve_secrets(loaded.secrets(session.host(host)), loaded.base_dir)
-    intent = None if new else session.ledger.unconfirmed(spec["plan_sha256"], host)
+    intent = None if wanted.new else session.ledger.unconfirmed(spec["plan_sha256"], host)
     if intent is not None:
         spec["id"], spec["created_at"] = intent.id, intent.created_at
     secrets |= notify.for_host(session, loaded, host, spec["id"])
@@ -166,7 +217,22 @@ def _prepare(
             name=loaded.plan.name,
             created_at=spec["created_at"],
         )
-    return Prepared(loaded, host, spec, prepared.files, secrets), intent is not None
+    return Prepared(loaded, host, spec, prepared.files, secrets, intent is not None)
+
+
+def begun_on(session: Session, loaded: LoadedPlan, hosts: Sequence[str], wanted: Wanted) -> str | None:
+    """The first of the hosts to which this very launch was sent before without ever being confirmed."""
+    from orchestrator.core.ids import new_job_id
+
+    if wanted.new:
+        return None
+    for host in hosts:
+        now = session.now()
+        built = build(session, loaded, host, job=new_job_id(loaded.plan.name, now), created_at=iso(now))
+        identity = _identity(loaded.plan_sha256, built.files, wanted.attempts)
+        if session.ledger.unconfirmed(identity, host) is not None:
+            return host
+    return None
 
 
 def _identity(plan_sha256: str, files: Sequence[HashedFile], attempts: int | None) -> str:
