@@ -1,0 +1,224 @@
+"""What the supervisor sends by itself, to a real HTTP server: what, once, and with no address left behind."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote_jobs.agent.notify import SlipWatch
+from tests.notify.receiver import Receiver
+from tests.support.host_side import HostSide, ended, pythons
+from tests.support.jobdir import JobDir, kill
+from tests.support.waiting import wait_until
+
+TOKEN = "hook-T0ken-8f2a"
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as server:
+        yield server
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[HostSide]:
+    with HostSide(tmp_path / "host", pythons().get("3.8") or next(iter(pythons().values()))) as side:
+        yield side
+
+
+def webhook(on: list[str], number: int = 1, **more: Any) -> dict[str, Any]:
+    return {"id": f"plan-{number}", "kind": "webhook", "label": "webhook 127.0.0.1", "on": on, **more}
+
+
+def launch(
+    host: HostSide, step: str | dict[str, Any], notify: list[dict[str, Any]], addresses: dict[str, str]
+) -> JobDir:
+    steps = [step] if isinstance(step, dict) else step
+    spec = host.spec(steps, notify=notify)
+    host.agent().request("launch", spec=spec, secrets={"@notify": addresses}, new=False)
+    return JobDir(host.root, "job-1")
+
+
+def records(job: JobDir) -> dict[str, dict[str, Any]]:
+    folder = job.path / "notify"
+    names = sorted(path.name for path in folder.glob("*.json")) if folder.is_dir() else []
+    return {name: job.record(f"notify/{name}") for name in names}
+
+
+def settled(job: JobDir, state: str, count: int = 1) -> list[dict[str, Any]]:
+    """Wait until so many records are in a state."""
+
+    def found() -> list[dict[str, Any]]:
+        return [record for record in records(job).values() if record.get("state") == state]
+
+    wait_until(lambda: len(found()) >= count, f"{count} notification(s) {state}", seen=lambda: records(job))
+    return found()
+
+
+def test_retries_and_the_end_are_told_with_what_happened(host: HostSide, receiver: Receiver) -> None:
+    step = {
+        "name": "work",
+        "run": "[ $ORCH_ATTEMPT = 2 ] || { echo 'ConnectionError: Connection reset by peer'; exit 1; }",
+        "retry": {"attempts": 2},
+    }
+    notify = [webhook(["retry", "success", "failure"]), webhook(["failure"], 2)]
+    addresses = {
+        "plan-1": receiver.url(f"all?key={TOKEN}"),
+        "plan-1 header Authorization": f"Bearer {TOKEN}",
+        "plan-2": receiver.url("bad"),
+    }
+    job = launch(host, step, notify, addresses)
+    assert ended(job) == "succeeded"
+    settled(job, "sent", 2)
+    path = f"all?key={TOKEN}"
+    assert receiver.kinds(path) == ["retry", "success"]
+    assert receiver.at("bad") == []
+    retry, success = (item.json for item in receiver.at(path))
+    assert retry["class"] == "network"
+    assert "step work, attempt 1" in retry["text"]
+    assert (success["title"], success["job"], success["schema"]) == ("plan on box has succeeded", "job-1", 1)
+    assert success["content"] == success["text"]
+    assert receiver.got[0].headers["Authorization"] == f"Bearer {TOKEN}"
+    # Nothing of the address stays behind: not in spec, events, state, records or logs, and the secrets are gone.
+    for file in job.path.rglob("*"):
+        if file.is_file():
+            assert TOKEN not in file.read_bytes().decode(errors="replace"), file
+
+
+def test_a_busy_server_is_asked_again_and_a_refusal_is_noted(host: HostSide, receiver: Receiver) -> None:
+    receiver.statuses = [503]
+    step = {"name": "work", "run": "echo 'ConnectionError: reset by peer'; exit 1", "retry": {"attempts": 2}}
+    job = launch(host, step, [webhook(["retry"])], {"plan-1": receiver.url("hook")})
+    settled(job, "sent")
+    assert receiver.kinds("hook") == ["retry", "retry"], "the same message twice: the first was not taken"
+    assert receiver.got[0].json["key"] == receiver.got[1].json["key"]
+    ended(job)
+
+    other = host.spec("true", "job-2", notify=[webhook(["step"])])
+    receiver.statuses = [404]
+    secrets = {"@notify": {"plan-1": receiver.url("gone?" + TOKEN)}}
+    host.agent().request("launch", spec=other, secrets=secrets, new=False)
+    second = JobDir(host.root, "job-2")
+    [record] = settled(second, "failed")
+    assert record["error"] == "HTTP 404"
+    assert len(receiver.at("gone?" + TOKEN)) == 1
+
+
+def test_a_supervisor_that_is_killed_tells_nothing_twice(host: HostSide, receiver: Receiver) -> None:
+    go = host.work / "go"
+    step = {
+        "name": "work",
+        "run": f"[ $ORCH_ATTEMPT = 1 ] && {{ echo 'ConnectionError: reset by peer'; exit 1; }}; until [ -e {go} ]; do sleep 0.05; done",
+        "retry": {"attempts": 4},
+    }
+    job = launch(host, step, [webhook(["retry", "success", "failure"])], {"plan-1": receiver.url("hook")})
+    settled(job, "sent")
+    job.wait_for_kind("attempt_started", count=2)
+    kill(job.supervisor, signal.SIGKILL)
+    wait_until(lambda: not job.supervisors(), "the supervisor is dead")
+    go.touch()
+    host.agent().request("control", job="job-1", action="retry", args={}, wait_s=10)
+    assert ended(job) == "succeeded"
+    wait_until(lambda: "success" in receiver.kinds("hook"), "the end was told, with the address kept over the kill")
+    told = [item.json["key"] for item in receiver.at("hook")]
+    assert len(told) == len(set(told)), "each event once"
+    assert receiver.kinds("hook").count("success") == 1
+
+
+def test_an_event_that_died_with_its_supervisor_is_told_by_the_next(host: HostSide, receiver: Receiver) -> None:
+    job = launch(host, {"name": "work", "run": "exit 3", "retry": {"attempts": 1}}, [webhook(["failure"])], {})
+    assert ended(job) == "failed"
+    settled(job, "failed")  # no address came along: said in the record
+    for path in (job.path / "notify").iterdir():
+        path.unlink()  # as if it had been killed between the event and the record
+    secrets = {"@notify": {"plan-1": receiver.url("hook")}}
+    host.agent().request("control", job="job-1", action="retry", args={}, wait_s=10, secrets=secrets)
+    wait_until(lambda: len(receiver.at("hook")) == 2, "the lost message and the one of the second end")
+    ended(job)
+    assert receiver.kinds("hook") == ["failure", "failure"]
+
+
+def test_a_command_on_the_host_gets_the_message(host: HostSide) -> None:
+    told = host.work / "told"
+    notify = [
+        {
+            "id": "plan-1",
+            "kind": "command",
+            "label": "command",
+            "on": ["failure"],
+            "command": f'{{ echo "$ORCH_NOTIFY_KIND $ORCH_NOTIFY_JOB $PASSWORD"; cat; }} > {told}.part && mv {told}.part {told}',
+        }
+    ]
+    job = launch(host, "echo out of luck; exit 3", notify, {"plan-1 env PASSWORD": TOKEN})
+    assert ended(job) == "failed"
+    first, message = wait_until(lambda: told.exists() and told.read_text(), "the command ran").split("\n", 1)
+    assert first == f"failure job-1 {TOKEN}"
+    assert '"class": "unknown"' in message
+    assert "orch why job-1" in message
+
+
+def test_a_heartbeat_goes_on_while_the_supervisor_lives(host: HostSide, receiver: Receiver) -> None:
+    notify = [{"id": "host-1", "kind": "heartbeat", "label": "heartbeat", "every_s": 1, "end": True}]
+    addresses = {"host-1": receiver.url("alive"), "host-1 end": receiver.url("paused")}
+    go = host.work / "go"
+    job = launch(host, f"until [ -e {go} ]; do sleep 0.05; done", notify, addresses)
+    wait_until(lambda: len(receiver.at("alive")) >= 3, "three heartbeats")
+    assert {item.method for item in receiver.at("alive")} == {"GET"}
+    go.touch()
+    assert ended(job) == "succeeded"
+    wait_until(lambda: receiver.at("paused"), "the goodbye, so that nobody is alarmed")
+    assert [item.method for item in receiver.at("paused")] == ["POST"]
+
+
+def test_a_courier_outlives_its_supervisor_and_holds_nothing_of_it(host: HostSide, receiver: Receiver) -> None:
+    receiver.statuses = [503]
+    job = launch(host, "true", [webhook(["success"])], {"plan-1": receiver.url("hook")})
+    assert ended(job) == "succeeded"
+    agent = host.agent()
+    found = agent.request("look", jobs=["job-1"])["jobs"]["job-1"]
+    assert found["alive"] is False, "the lock is free though a courier may still run"
+    settled(job, "sent")
+    assert len(receiver.at("hook")) == 2
+
+
+def test_laptops_take_each_message_once(host: HostSide) -> None:
+    targets = [{"id": "plan-1", "kind": "apprise", "label": "apprise slack", "on": ["success"]}]
+    job = launch(host, "true", targets, {})
+    assert ended(job) == "succeeded"
+    first, second = host.agent(), host.agent()
+
+    def ask(agent: Any, name: str) -> list[str]:
+        messages = agent.request("notify", job="job-1", do="take", targets=[name], by="laptop")["messages"]
+        return [item["kind"] for item in messages]
+
+    assert ask(first, "plan-1 apprise mailto") == [], "not this one's: its inventory says something else"
+    assert ask(first, "plan-1 apprise slack") == ["success"]
+    assert ask(second, "plan-1 apprise slack") == []
+    [key] = [record["key"] for record in records(job).values()]
+    first.request("notify", job="job-1", do="settle", key=key, error=None, by="laptop")
+    assert [record["state"] for record in records(job).values()] == ["sent"]
+
+
+def test_an_end_that_slips_is_told_when_it_is_sure() -> None:
+    watch = SlipWatch(1800.0)
+    told = []
+    for minute in range(240):
+        now = 60.0 * minute
+        left = 7200.0 - now if minute < 60 else 7200.0 - now + 3600.0  # after an hour: an hour longer
+        eta = {"low_s": 0.9 * left, "high_s": 1.1 * left} if left > 0 and minute != 30 else None
+        moved = watch.look(eta, now)
+        if moved is not None:
+            told.append((minute, round(moved / 60)))
+    assert len(told) == 1
+    minute, moved = told[0]
+    assert 61 <= minute <= 90
+    assert 30 <= moved <= 60
+    steady = SlipWatch(600.0)
+    assert all(steady.look({"low_s": 3600 - t, "high_s": 3700 - t}, t) is None for t in range(0, 3600, 60))
+    jump = SlipWatch(600.0)
+    jumps = [jump.look({"low_s": (9000 if t == 120 else 3600) - t, "high_s": 9500 - t}, t) for t in range(0, 600, 30)]
+    assert jumps == [None] * 20, "one odd forecast is no slip"
