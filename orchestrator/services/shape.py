@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.core.errors import ProtocolError
 
-MAX_NUMBER = 10**18
+MAX_NUMBER = 1 << 63
 MAX_TEXT = 1 << 20
 MAX_ID = 200
 
@@ -80,7 +80,28 @@ _LOG = {
     "data_b64": str,
     "skipped_bytes": int,
 }
+_ENTRY = {"root": str, "path": str, "absolute": str, "size": int, "mtime_ns": int, "kind": str}
+_HINT = "is another program answering there? see: orch hosts check"
 _ANSWER: dict[str, Any] = {"jobs": {}, "unreadable": {}, "logs": [_LOG], "gpus": {}, "disk": {}}
+
+
+def check_listing(answer: Mapping[str, Any], host: str) -> list[dict[str, Any]]:
+    """The entries of a listing of files.
+
+    Raises:
+        ProtocolError: says what is wrong and where.
+    """
+    entries = answer.get("entries")
+    try:
+        _check(entries, [_ENTRY], "the listing")
+        for entry in entries or []:
+            if any(entry is None or entry.get(key) is None for key in _ENTRY):
+                raise ProtocolError("an entry of the listing is not whole")  # noqa: TRY301 - named with its host below
+            if not entry["size"] >= 0:
+                raise ProtocolError("a size is negative")  # noqa: TRY301
+    except ProtocolError as error:
+        raise ProtocolError(f"{host}: its answer makes no sense: {error.message}", _HINT) from None
+    return list(entries or [])
 
 
 def check_record(job: str, record: Any) -> None:
