@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from orchestrator.core import yaml
 from orchestrator.core.errors import ConfigError, Problem
@@ -23,6 +24,7 @@ from orchestrator.core.schema import (
     Env,
     Strict,
     check,
+    duration_s,
     suggest,
     unusable_text,
     without_nulls,
@@ -33,6 +35,7 @@ from remote_jobs.protocol import DEFAULT_ROOT
 
 Text = Annotated[str, Field(min_length=1)]
 EMPTY_HINT = "write hosts: {gpubox: {ssh: user@host, gpus: 8}}, or let orch init HOST write it"
+_SLURM_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}")
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -52,6 +55,20 @@ def _ssh(value: str) -> str:
     if port and (not port.isdecimal() or not 1 <= int(port) <= 65535):
         raise wrong(f"{value!r}: {port!r} is not a port", "ports are numbers from 1 to 65535")
     return value
+
+
+def _time_limit(value: Any) -> Any:
+    """A limit as `sbatch --time` takes it (a bare number is minutes), or as durations are written elsewhere: 8h, 90m."""
+    text = str(value)
+    if text.upper() in {"UNLIMITED", "INFINITE"} or _SLURM_TIME.fullmatch(text):
+        return text
+    try:
+        seconds = int(duration_s(value))
+    except (PydanticCustomError, ValueError):
+        seconds = 0
+    if seconds <= 0:
+        raise wrong(f"{text!r} is not a time limit", "write it as sbatch --time does: 90 (minutes), 8:00:00, 2-0; or 8h")
+    return f"{seconds // 3600}:{seconds % 3600 // 60:02}:{seconds % 60:02}"
 
 
 def _root(value: str) -> str:
@@ -74,8 +91,10 @@ class Host(Strict):
     qos: Text | None = None
     constraint: Text | None = None
     reservation: Text | None = None
-    time_limit: Text | None = None
+    gres: Text | None = None
+    time_limit: Annotated[Text, BeforeValidator(_time_limit)] | None = None
     sbatch: list[Text] = Field(default_factory=list)
+    queue_interval_s: Duration | None = None
     transport: Literal["paramiko", "openssh"] = "paramiko"
     identity_file: Text | None = None
     known_hosts: Text | None = None
@@ -86,7 +105,9 @@ class Host(Strict):
     allow_tmpfs: bool = False
 
 
-SLURM_KEYS = ("partition", "account", "qos", "constraint", "reservation", "time_limit", "sbatch")
+SLURM_KEYS = (
+    "partition", "account", "qos", "constraint", "reservation", "gres", "time_limit", "sbatch", "queue_interval_s",
+)  # fmt: skip
 
 
 class _File(Strict):

@@ -8,7 +8,7 @@ from orchestrator import __name__ as package
 from orchestrator.core.files import LocalFile
 from orchestrator.core.ids import slug
 from orchestrator.core.inputs import filled_params, gpus_for
-from orchestrator.core.inventory import Host
+from orchestrator.core.inventory import SLURM_KEYS, Host
 from orchestrator.core.notify import named, records
 from orchestrator.core.plan import LoadedPlan, Step
 from orchestrator.core.retry import normal_retry
@@ -65,6 +65,7 @@ def build_spec(
         gate=gate,
         allow_tmpfs=host.allow_tmpfs,
         restart_after_reboot=plan.restart_after_reboot,
+        slurm=_slurm(host),
         notify=records(named(host.notify, plan.notify)),
         controller=_version(),
     )
@@ -82,6 +83,12 @@ def _step(loaded: LoadedPlan, index: int, step: Step, host: Host, host_name: str
             ("steps", index, key),
             f"step {step.name} needs {gpus} GPUs, and the host {host_name} has {host.gpus}",
             "lower gpus: or tensor_parallel_size, or choose another host with --host",
+        )
+    if step.nodes > 1 and host.scheduler != "slurm":
+        raise loaded.error(
+            ("steps", index, "nodes"),
+            f"step {step.name} wants {step.nodes} nodes, and the host {host_name} is one machine",
+            "take nodes: out, or use a host with scheduler: slurm",
         )
     secrets = loaded.secrets(host).get(step.name, {})
     return StepSpec(
@@ -105,6 +112,13 @@ def _step(loaded: LoadedPlan, index: int, step: Step, host: Host, host_name: str
         nodes=step.nodes,
         split=step.split.ranges,
     )
+
+
+def _slurm(host: Host) -> dict[str, Any] | None:
+    """What `sbatch` is told for this host; None when jobs run on the host itself."""
+    if host.scheduler != "slurm":
+        return None
+    return {key: value for key in SLURM_KEYS if (value := getattr(host, key)) not in (None, [])}
 
 
 def _plain(env: dict[str, str | Secret]) -> dict[str, str]:

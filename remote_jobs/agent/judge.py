@@ -10,7 +10,7 @@ import contextlib
 import glob
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from remote_jobs import protocol
 from remote_jobs.agent import hang, incident, procs
@@ -87,8 +87,8 @@ def judge(facts: Facts) -> Dict[str, Any]:
     progress = counted if counted is not None else facts.marker_progress
     if facts.uses == "train" and counted is None:
         progress = saved_training_step(facts.output)
-    if facts.stop_kind in ("user", "service", "service_lost"):
-        state = {"user": "stopped", "service": "succeeded", "service_lost": "failed"}[facts.stop_kind]
+    if facts.stop_kind in ("user", "service", "service_lost", "slurm"):
+        state = {"service": "succeeded", "service_lost": "failed"}.get(facts.stop_kind, "stopped")
         return {"state": state, "verdict": None, "progress": progress}
     verdict = _verdict(facts, counted)
     if verdict is None:
@@ -239,8 +239,8 @@ def fallback(attempt: Attempt, error: Optional[str]) -> Dict[str, Any]:
     """Judgement when the side task itself failed: unknown, never a dead supervisor."""
     if attempt.exit_status == 0 and attempt.stop_kind is None:
         return {"state": "succeeded", "verdict": None, "progress": attempt.work_done()}
-    stopped = attempt.stop_kind in ("user", "service")
-    state = ("stopped" if attempt.stop_kind == "user" else "succeeded") if stopped else "failed"
+    stopped = attempt.stop_kind in ("user", "service", "slurm")
+    state = ("succeeded" if attempt.stop_kind == "service" else "stopped") if stopped else "failed"
     verdict = None if stopped else unknown_verdict("the log could not be judged: {}".format(error), signature="judge")
     return {"state": state, "verdict": verdict, "progress": attempt.work_done()}
 

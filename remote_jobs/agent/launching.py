@@ -15,14 +15,16 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, TypeVar
 
 from remote_jobs import protocol
 from remote_jobs.agent import control, logind, reboot
 from remote_jobs.agent.jobdir import JobDir, Layout, Lock, fsync_dir, is_memory_fs, lock_holder, write_json
 from remote_jobs.agent.look import Looker
+from remote_jobs.agent.slurm import client, verbs
 
 _START_TIMEOUT_S = 20.0
+T = TypeVar("T")
 
 
 class AgentError(Exception):
@@ -60,14 +62,21 @@ def launch(
             "{} lies in memory (tmpfs): jobs and logs there are gone after a reboot".format(layout.root),
             "set `root:` in the inventory to a disk, or `allow_tmpfs: true` to accept that",
         )
-    if not os.path.exists(job.spec_path) and not skip_gate:
-        _check_gate(layout, spec)
+    if not os.path.exists(job.spec_path):
+        if spec.slurm is not None:
+            _ask_slurm(spec)
+        elif not skip_gate:
+            _check_gate(layout, spec)
     try:
         adopted = _claim(job, spec_record)
     except OSError as exc:
         raise disk_error(exc, "making the job's folder {}".format(job.path)) from exc
     started = False
-    if not _over(job) and not lock_holder(job.lock_path())[0] and not job.read_events():
+    if spec.slurm is not None:
+        if not _over(job):
+            _link_files(layout, job, spec)
+            started = _through_slurm(lambda: verbs.start(layout, job, job.spec(), secrets))
+    elif not _over(job) and not lock_holder(job.lock_path())[0] and not job.read_events():
         _link_files(layout, job, spec)
         _start_supervisor(layout, job, secrets)
         started = True
@@ -81,6 +90,32 @@ def launch(
         "state": jobs[spec.id]["state"],
         "warnings": [*logind.warnings(), *filter(None, [reboot.offer(layout, spec)])],
     }
+
+
+def _ask_slurm(spec: protocol.JobSpec) -> None:
+    """What Slurm would refuse is said before anything is made."""
+    refusal = verbs.would_take(spec)
+    if refusal is not None:
+        raise AgentError(
+            "slurm_refused", "Slurm would refuse the job: {}".format(refusal),
+            "correct partition, account, qos, gres or time_limit of the host {} in the inventory".format(spec.host),
+        )  # fmt: skip
+
+
+def _through_slurm(work: Callable[[], T]) -> T:
+    """Run something that asks Slurm; its errors in our words.
+
+    Raises:
+        AgentError: slurm_refused, slurm_unanswered, io.
+    """
+    try:
+        return work()
+    except client.Refused as exc:
+        raise AgentError("slurm_refused", "Slurm refuses: {}".format(exc), "the job stays, and is submitted again later") from None
+    except client.Unanswered as exc:
+        raise AgentError("slurm_unanswered", "Slurm does not answer: {}".format(exc), "type the same again later") from None
+    except OSError as exc:
+        raise disk_error(exc, "submitting the job") from exc
 
 
 def _check_gate(layout: Layout, spec: protocol.JobSpec) -> None:
@@ -108,6 +143,8 @@ def _claim(job: JobDir, spec_record: Mapping[str, Any]) -> bool:
     with contextlib.suppress(FileExistsError):
         os.mkdir(job.path, 0o700)
         fsync_dir(os.path.dirname(job.path))
+    if spec_record.get("slurm") is not None:
+        verbs.claim_folder(job)
     if os.path.exists(job.spec_path):
         before = job.spec()
         if before.plan_sha256 != spec_record.get("plan_sha256"):
@@ -263,7 +300,10 @@ def post_control(
         request_id = control.post(job, action, args, key)
     except OSError as exc:
         raise disk_error(exc, "writing the request") from exc
-    if not lock_holder(job.lock_path())[0] and not (action == "stop" and _final_event(job.read_events())):
+    spec = job.spec()
+    if spec.slurm is not None:
+        _through_slurm(lambda: verbs.deliver(layout, job, spec, action, secrets or {}))
+    elif not lock_holder(job.lock_path())[0] and not (action == "stop" and _final_event(job.read_events())):
         _start_supervisor(layout, job, secrets or {})
     deadline = time.monotonic() + wait_s
     while True:

@@ -17,6 +17,7 @@ from remote_jobs import protocol
 from remote_jobs.agent import changes, procs, recovery
 from remote_jobs.agent.fold import fold
 from remote_jobs.agent.jobdir import JobDir, Layout, lock_holder, read_json, write_json
+from remote_jobs.agent.slurm import shown, submissions
 
 _MAX_LOG_BYTES = 1 << 20
 _MAX_ALL_LOGS_BYTES = 4 << 20
@@ -51,17 +52,30 @@ class Looker:
                 if cached is None or cached[0] != stamp:
                     cached = (stamp, _summary(read_json(path)))
                     self._glances[job_id] = cached
-                found[job_id] = cached[1]
+                found[job_id] = self._with_slurm(job_id, cached[1])
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 continue
         return found
+
+    def _with_slurm(self, job_id: str, summary: Tuple[Any, ...]) -> Tuple[Any, ...]:
+        """The summary with a mark that moves when Slurm says something new of the job."""
+        if job_id not in self._specs or self._specs[job_id].slurm is None:
+            return summary
+        stamp = 0
+        with contextlib.suppress(OSError):
+            stamp = os.stat(os.path.join(self.layout.jobs, job_id, submissions.SEEN_FILE)).st_mtime_ns
+        seq, marks, state = summary
+        return seq, (*marks, stamp), state
 
     def abandoned(self, ids: Optional[List[str]]) -> bool:
         """True when a job without final event has no supervisor any more: a death changes no file."""
         for job_id, (seq, _marks, state) in self.glance(ids).items():
             if state in protocol.JOB_TERMINAL or (job_id, seq) in self._told_lost:
                 continue
-            if not lock_holder(JobDir(os.path.join(self.layout.jobs, job_id), self.layout.root).lock_path())[0]:
+            job = JobDir(os.path.join(self.layout.jobs, job_id), self.layout.root)
+            if self._spec(job).slurm is not None:
+                continue  # its lock is another machine's; what Slurm says comes with a file
+            if not lock_holder(job.lock_path())[0]:
                 return True
         return False
 
@@ -161,6 +175,10 @@ class Looker:
             self._finish(job, state)
             with contextlib.suppress(OSError):
                 self._ended[job.id] = (os.stat(job.state_path).st_mtime, answer)
+        elif spec.slurm is not None:
+            self._in_slurm(job, state, answer, held=alive)
+            if alive and processes:
+                self._add_processes(job, state)
         elif not alive:
             if state["seq"] == 0 and time.time() - os.stat(job.spec_path).st_mtime < _STATE_GRACE_S:
                 answer["unfinished"] = True  # its supervisor is just being started
@@ -173,6 +191,20 @@ class Looker:
         elif processes:
             self._add_processes(job, state)
         return answer
+
+    @staticmethod
+    def _in_slurm(job: JobDir, state: Dict[str, Any], answer: Dict[str, Any], *, held: bool) -> None:
+        """Alive and lost of a job in Slurm: a lock held here proves life, a free one nothing."""
+        newest = submissions.newest(job)
+        record = submissions.seen(job)
+        if newest is not None and record.get("n") != newest.n:
+            record = {}  # said of an earlier submission
+        alive, lost = shown.overlay(
+            state, record, newest.id if newest is not None else None, submitted=newest is not None, held=held
+        )
+        answer["alive"], answer["lost"] = alive, lost
+        if lost is not None:
+            state["state"] = "lost"
 
     def _state(self, job: JobDir, spec: protocol.JobSpec, *, alive: bool) -> Dict[str, Any]:
         """state.json when it is whole and current, else the fold of the events, which is the truth anyway."""

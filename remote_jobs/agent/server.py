@@ -27,6 +27,7 @@ from remote_jobs.agent.jobdir import Layout, is_network_fs
 from remote_jobs.agent.launching import AgentError
 from remote_jobs.agent.look import Looker
 from remote_jobs.agent.sampler import Sampler
+from remote_jobs.agent.slurm.keeper import Keeper
 
 IDLE_EXIT_S = 180.0
 POLL_S = 0.07
@@ -109,6 +110,7 @@ class Server:
         self._polls: List[Dict[str, Any]] = []
         self._done: "queue.Queue[Tuple[Any, Answer]]" = queue.Queue()
         self._wake_r, self._wake_w = os.pipe()
+        self.keeper = Keeper(layout, lambda: os.write(self._wake_w, b"!"))
         self._busy = 0
         self._last_request = time.monotonic()
         self._quick: Dict[str, Callable[[Mapping[str, Any], bytes], Answer]] = {
@@ -276,6 +278,8 @@ class Server:
         """Answer a look when something changed or its time is up."""
         request = poll["request"]
         now = time.monotonic()
+        if not self.keeper.ready(now):
+            return False
         seen = request.get("seen") or {}
         ids = request.get("jobs")
         glance = self.looker.glance(ids)

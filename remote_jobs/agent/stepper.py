@@ -222,7 +222,7 @@ class Stepper:
             self._drop_side()
             self._end(EventKind.STEP_STOPPED, reason=self.stop_reason)
             return
-        if now < self._due:
+        if now < self._due or not self.boss.may_start:
             return
         if self.spec.gpus > 0 and self.claim is None:
             if not self._surveyed(now):
@@ -268,6 +268,8 @@ class Stepper:
                 return
             if now < self._read_again_at and all(procs.is_alive(holder) for holder in self._holders):
                 self._due = now + GATE_EVERY_S
+        if not self.boss.may_start:
+            return
                 return
             self._side = self._gate_reading()
             return
@@ -363,6 +365,9 @@ class Stepper:
             self.progressed = True
             self._forecasts.take(attempt.snapshot()["bars"], now)
             self._report_phases()
+            if boss.allocation is not None:
+                argv, of_nodes = boss.allocation.across_nodes(self.spec, argv, n)
+                env.update(of_nodes)
         attempt.scan(now)
         attempt.log.enforce_limit()
         if self.stop_kind and not attempt.stopping:
@@ -487,8 +492,8 @@ class Stepper:
         self._report_phases()
         self._write_attempt(exit_status=attempt.exit_status, ended_at=utc_now())
         provisional = "succeeded" if attempt.exit_status == 0 else "failed"
-        if attempt.stop_kind in ("user", "service"):
-            provisional = "stopped" if attempt.stop_kind == "user" else "succeeded"
+        if attempt.stop_kind in ("user", "service", "slurm"):
+            provisional = "succeeded" if attempt.stop_kind == "service" else "stopped"
         if attempt.stop_kind in ("hang", "timeout", "not_ready"):
             provisional = "failed"
         self.boss.emit(
@@ -621,6 +626,10 @@ class Stepper:
             self._end(EventKind.STEP_STOPPED, reason=self.stop_reason)
         elif now >= self._due:
             self.mode, self._due = (IDLE if self._need_is_down() else CLAIM), 0.0
+        elif attempt.stop_kind == "slurm":  # its allocation ends: no failure, the next one goes on with it
+            self.boss.emit(EventKind.STEP_QUEUED, self.name, reason=attempt.stop_reason)
+            self._release()
+            self.mode, self._due = IDLE, now
 
     def _need_is_down(self) -> bool:
         needed = [self.boss.by_name[need] for need in self.spec.needs]
@@ -706,8 +715,14 @@ class Stepper:
             left = recovery.left_running(self.boss.job, self.index, self.spec, last["n"])
             recovery.end_processes(left, self.spec)
             rebooted = recovery.of_another_boot(self.boss.job, self.index, self.name, last["n"])
-            verdict = judge.lost_verdict(last, [proc.pid for proc in left], rebooted=rebooted)
+            verdict = self.boss.epitaph or judge.lost_verdict(last, [proc.pid for proc in left], rebooted=rebooted)
             kept = recovery.kept_by(self.boss.job, self.index, self.spec, last["n"], self.boss.places)
+    def give_up(self, verdict: Dict[str, Any]) -> None:
+        """Fail a step that may not start any more; one that still waits for others is left to their end."""
+        if self.mode in (CLAIM, GATE, BACKOFF) or (self.mode == IDLE and self.boss.fold.attempts(self.name)):
+            self._drop_side()
+            self._end(EventKind.STEP_FAILED, reason=verdict["summary"], verdict=verdict)
+
             self.kept = max(self.kept, kept)
             self.boss.emit(
                 EventKind.ATTEMPT_ENDED, self.name, last["n"], state="lost", exit_status=None,

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any, Dict, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
 from remote_jobs import protocol
 from remote_jobs.agent import control, gpu_access, history, notify, procs, reboot, recovery
@@ -26,6 +26,9 @@ from remote_jobs.agent.fold import Fold
 from remote_jobs.agent.jobdir import EventLog, JobDir, Layout, Lock, write_atomic, write_json
 from remote_jobs.agent.stepper import Stepper
 from remote_jobs.protocol import EventKind
+
+if TYPE_CHECKING:
+    from remote_jobs.agent.slurm.allocation import Allocation
 
 TICK_S = 1.0
 _BEAT_EVERY_S = 20.0
@@ -53,6 +56,11 @@ class Supervisor:
         self._acknowledged: set[str] = set()
         self._shot_at: List[int] = []
         self._wake_fd = -1
+        self.may_start = True
+        """False where or when no attempt may begin: on a login node, and before an allocation ends."""
+        self.allocation: Optional[Allocation] = None
+        self.epitaph: Optional[Dict[str, Any]] = None
+        """What attempts died of that an earlier supervisor left unfinished, where that is known from elsewhere."""
         events = list(job.read_events())
         self.events = EventLog(job)
         for event in events:
@@ -70,6 +78,8 @@ class Supervisor:
     @property
     def claimer(self) -> Any:
         """Claims of GPUs; made when a step first needs some."""
+        if self.allocation is not None:
+            return self.allocation.claimer
         if self._claimer is None:
             self._claimer = gpu_access.claimer()
         return self._claimer
@@ -214,7 +224,7 @@ class Supervisor:
         self._wake_fd = control.open_fifo(self.job)
         self._make_reserve()
         self._begin()
-        while True:
+        while self.allocation is None or not self.allocation.turn(time.monotonic()):
             self._reap()
             self._read_control()
             for stepper in self.steppers:
@@ -232,6 +242,24 @@ class Supervisor:
             if self._dirty or any(stepper.progressed for stepper in self.steppers):
                 self.write_state()
             self._sleep()
+        self._flush_events()
+        self.notifier.close()
+        return str(self.fold.state["state"])
+
+    def settle(self) -> None:
+        """Record what has happened and obey what was asked, without starting anything; a job that is over then ends."""
+        self.may_start = False
+        self._begin()
+        self._read_control()
+        for _ in self.steppers:  # one that ends may let the next one be skipped
+            for stepper in self.steppers:
+                self._tick(stepper)
+        self._flush_events()
+        if all(stepper.finished for stepper in self.steppers):
+            if self.fold.state["state"] not in protocol.JOB_TERMINAL:
+                self._finish()
+        else:
+            self.write_state(durable=True)
 
     def _tick(self, stepper: Stepper) -> None:
         try:
@@ -261,7 +289,7 @@ class Supervisor:
             self.emit(
                 EventKind.RECOVERED,
                 supervisor=who,
-                text="a new supervisor took over: the earlier one ended without a final event",
+                text=self._taken_over(),
             )
         for stepper in self.steppers:
             stepper.recover(by_itself=not requests and not self.fold.state["stop_requested"])
@@ -272,6 +300,15 @@ class Supervisor:
         elif self.fold.state["stop_requested"]:
             for stepper in self.steppers:  # a stop is final, also when its supervisor was killed half-way
                 stepper.stop("user", "stopped on request")
+
+    def _taken_over(self) -> str:
+        if self.allocation is not None:
+            return self.allocation.words()
+        if self.epitaph is not None:
+            return str(self.epitaph["summary"])
+        if not self.may_start:
+            return "taken up where no work may run: only records are written"
+        return "a new supervisor took over: the earlier one ended without a final event"
 
     def _end_unrecorded(self) -> None:
         """End what a supervisor had started when it was killed before it could write that down: no second copy."""
@@ -343,13 +380,17 @@ class Supervisor:
         self._self_pipe = (read_fd, write_fd)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         # Handlers, not SIG_IGN: an ignored signal would be inherited by the job, and SIGINT would never reach it.
-        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        from_slurm = (signal.SIGUSR1, signal.SIGUSR2) if self.allocation is not None else ()
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, *from_slurm):
             signal.signal(signum, lambda number, _frame: self._shot_at.append(number))
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
 
     def _report_signals(self) -> None:
         while self._shot_at:
-            name = procs.signal_name(self._shot_at.pop(0))
+            number = self._shot_at.pop(0)
+            if self.allocation is not None and self.allocation.on_signal(number):
+                continue
+            name = procs.signal_name(number)
             text = "someone sent SIG{} to the supervisor; it goes on (use: orch stop {})".format(name, self.spec.id)
             self.emit(EventKind.NOTE, text=text)
 
@@ -357,7 +398,8 @@ class Supervisor:
 
     def side_pids(self) -> List[int]:
         """Pids of side tasks: children of ours that are not the job's."""
-        return [*self.notifier.side_pids(), *(pid for stepper in self.steppers for pid in stepper.side_pids())]
+        allocation = self.allocation.side_pids() if self.allocation is not None else []
+        return [*allocation, *self.notifier.side_pids(), *(pid for stepper in self.steppers for pid in stepper.side_pids())]
 
     def _all_gone(self) -> bool:
         """End what is left of the job in spite of everything (env -i, setsid): nothing outlives the final event."""
@@ -434,6 +476,56 @@ def _detach(job: JobDir) -> None:
         if fd > 2:
             os.close(fd)
     sys.stdout = sys.stderr = _SupervisorLog()
+
+
+def _log_to(job: JobDir) -> None:
+    """Stdio to the supervisor's log, without leaving the process tree: an allocation ends with its batch script."""
+    os.chdir("/")
+    log = os.open(job.at(protocol.SUPERVISOR_LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    sys.stdout = sys.stderr = _SupervisorLog()
+
+
+def main_in_slurm(root: str, job_id: str) -> int:
+    """Entry of `supervise --slurm`: the batch script of an allocation. Runs until the job or the allocation ends."""
+    from remote_jobs.agent.slurm.allocation import Allocation, local_spec
+
+    layout = Layout(root)
+    job = layout.job(job_id)
+    lock = Lock(job.lock_path())
+    if not lock.acquire(patience_s=30.0):
+        sys.stderr.write("another supervisor of this job runs on this node\n")
+        return 1
+    _log_to(job)
+    os.register_at_fork(after_in_child=lock.release)
+    procs.become_subreaper()
+    supervisor = Supervisor(layout, job, local_spec(job.spec()), _load_secrets(job, {}), lock)
+    if supervisor.fold.state["state"] in protocol.JOB_TERMINAL and not control.pending(job):
+        return 0
+    supervisor.allocation = Allocation(supervisor, os.environ)
+    supervisor.epitaph = supervisor.allocation.epitaph()
+    supervisor.run()
+    lock.release()
+    return 0
+
+
+def main_settle(root: str, job_id: str) -> int:
+    """Entry of `supervise --settle`: reads {verdict} from stdin, writes records, starts nothing, prints `ok` or `held`."""
+    layout = Layout(root)
+    job = layout.job(job_id)
+    given = json.loads(sys.stdin.buffer.readline() or b"{}")
+    lock = Lock(job.lock_path())
+    if not lock.acquire(patience_s=2.0):
+        print("held")
+        return 0
+    supervisor = Supervisor(layout, job, job.spec(), _load_secrets(job, {}), lock)
+    supervisor.epitaph = given.get("verdict")
+    supervisor.settle()
+    lock.release()
+    print("ok")
+    return 0
 
 
 def main(root: str, job_id: str) -> int:

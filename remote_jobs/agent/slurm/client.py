@@ -1,0 +1,148 @@
+"""Slurm's commands, each with a time limit, and three kinds of answer: yes, no, and none.
+
+A command that Slurm did not answer (controller down, overloaded, time-out) proves nothing about a job: `Unanswered`.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from typing import Dict, List, Optional, Sequence
+
+from remote_jobs.agent.slurm import queue
+
+TIMEOUT_S = 20.0
+_NO_ANSWER = (
+    "unable to contact slurm controller",
+    "socket timed out",
+    "connection refused",
+    "connect failure",
+    "communication connection failure",
+    "transport endpoint is not connected",
+    "zero bytes were transmitted",
+    "slurm backup controller in standby",
+    "authentication",  # munged is down: nothing about the job
+    "resource temporarily unavailable",
+    "try again later",
+    "slurmdbd",
+)
+_NO_JOB = ("invalid job id", "job/step already completing or completed")
+
+
+class Unanswered(Exception):
+    """Slurm did not answer; what it would have said is not known."""
+
+
+class Refused(Exception):
+    """Slurm said no; the text is its own."""
+
+
+def _environment() -> Dict[str, str]:
+    # Settings of the user's shell (SBATCH_PARTITION, SQUEUE_FORMAT ...) must not change what we ask or read.
+    env = {key: value for key, value in os.environ.items() if key.split("_")[0] not in ("SBATCH", "SQUEUE", "SACCT", "SCANCEL")}
+    env["SLURM_TIME_FORMAT"] = "%s"
+    for name in ("SLURM_CLUSTERS", "SLURM_JOB_ID", "SLURM_JOBID"):
+        env.pop(name, None)
+    return env
+
+
+def call(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S, env: Optional[Dict[str, str]] = None) -> str:
+    """What a command printed.
+
+    Raises:
+        Unanswered: no answer, or the command cannot be run. Refused: it answered with an error.
+    """
+    try:
+        done = subprocess.run(
+            list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=timeout_s,
+            env={**_environment(), **(env or {})}, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise Unanswered("{} gave no answer within {:.0f} s".format(argv[0], timeout_s)) from None
+    except OSError as exc:
+        raise Unanswered("{} cannot be run: {}".format(argv[0], exc.strerror)) from None
+    said = done.stderr.decode("utf-8", "replace").strip()
+    if done.returncode == 0:
+        return done.stdout.decode("utf-8", "replace")
+    text = _plain(argv[0], said) or "exit status {}".format(done.returncode)
+    if any(word in said.lower() for word in _NO_ANSWER):
+        raise Unanswered("{}: {}".format(argv[0], text))
+    raise Refused(text)
+
+
+def _plain(program: str, said: str) -> str:
+    """Error text without the program's own prefix on each line."""
+    lines = [line.split("error: ", 1)[-1].strip() for line in said.splitlines() if line.strip()]
+    return "; ".join(line.replace(program + ": ", "") for line in lines)
+
+
+def squeue() -> List[queue.Row]:
+    """Every job of this user that Slurm's controller still knows, ended ones included: one call for all.
+
+    Raises:
+        Unanswered: see there.
+    """
+    argv = ["squeue", "--noheader", "--states=all", "--user={}".format(os.getuid()), "--format=" + queue.SQUEUE_FORMAT]
+    try:
+        return queue.parse_squeue(call(argv))
+    except Refused as exc:
+        raise Unanswered("squeue: {}".format(exc)) from None
+
+
+def sacct(ids: Sequence[str], since_s: float) -> List[queue.Row]:
+    """Ended jobs from the accounting database, one call for all; empty where accounting is off or does not answer.
+
+    Args:
+        ids: Slurm's job ids.
+        since_s: seconds ago before which none of them was submitted.
+    """
+    argv = [
+        "sacct", "--noheader", "--parsable2", "--allocations", "--duplicates", "--jobs=" + ",".join(ids),
+        "--starttime=now-{}seconds".format(max(60, int(since_s))), "--format=" + queue.SACCT_FORMAT,
+    ]  # fmt: skip
+    try:
+        return queue.parse_sacct(call(argv))
+    except (Refused, Unanswered):
+        return []
+
+
+def sbatch(argv: Sequence[str], env: Dict[str, str]) -> str:
+    """Submit; the job's id. `--parsable` prints ``id`` or ``id;cluster``.
+
+    Raises:
+        Unanswered: it may or may not have been submitted. Refused: it was not.
+    """
+    return call(argv, timeout_s=60.0, env=env).strip().splitlines()[-1].split(";")[0]
+
+
+def end_time(job: str) -> Optional[float]:
+    """When the allocation ends, epoch seconds; None when there is no limit or no answer."""
+    try:
+        rows = queue.parse_squeue(call(["squeue", "--noheader", "--jobs=" + job, "--format=" + queue.SQUEUE_FORMAT]))
+    except (Unanswered, Refused):
+        return None
+    return rows[0].end if rows else None
+
+
+def cancel(job: str, *, waiting_only: bool) -> bool:
+    """Take a job out of the queue (`waiting_only`: unless it runs already); False when Slurm does not know it.
+
+    Raises:
+        Unanswered: see there.
+    """
+    argv = ["scancel", *(["--state=PENDING"] if waiting_only else []), job]
+    try:
+        call(argv)
+    except Refused as exc:
+        if any(word in str(exc).lower() for word in _NO_JOB):
+            return False
+        raise Unanswered("scancel: {}".format(exc)) from None
+    return True
+
+
+def wake(job: str) -> None:
+    """Make the supervisor look at its requests now: a FIFO does not reach another machine, a signal through Slurm does."""
+    with contextlib.suppress(Unanswered, Refused):  # it looks by itself once a second
+        call(["scancel", "--batch", "--signal=USR1", job], timeout_s=5.0)

@@ -1,0 +1,107 @@
+"""What launch, stop and retry do differently for a job in Slurm; called by agent/launching.py. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any, Mapping, Optional
+
+from remote_jobs import protocol
+from remote_jobs.agent.jobdir import JobDir, Layout, read_json, write_json
+from remote_jobs.agent.slurm import client, keeper, queue, script, submissions
+from remote_jobs.agent.slurm.submissions import Submission
+
+CANCELLED_WITHIN_S = 8.0
+_MAY_WAIT = ("nodes are busy", "node configuration is not available (down", "Required node not available")
+
+
+def claim_folder(job: JobDir) -> None:
+    """Mark the job as Slurm's, before its spec is written."""
+    os.makedirs(job.at(submissions.FOLDER), mode=0o700, exist_ok=True)
+
+
+def would_take(spec: protocol.JobSpec) -> Optional[str]:
+    """Why Slurm would refuse this job (its words), or None. Asks with `sbatch --test-only`; silence is no refusal."""
+    argv = script.sbatch_argv(spec, script.job_name(spec.id, 0), "/dev/null", "/dev/null")
+    try:
+        client.call(["sbatch", "--test-only", *argv[2:-1], "--wrap=true"])
+    except client.Refused as exc:
+        # Nodes that are busy or down now are no reason: a job may wait for them.
+        return None if any(word in str(exc) for word in _MAY_WAIT) else str(exc)
+    except client.Unanswered:
+        pass
+    return None
+
+
+def start(layout: Layout, job: JobDir, spec: protocol.JobSpec, secrets: Mapping[str, Any]) -> bool:
+    """Submit a job that was just made, or go on with a submission whose answer was lost; False when it is under way.
+
+    Raises:
+        client.Refused, client.Unanswered, OSError: the job's folder stays, a resend goes on.
+    """
+    known = submissions.newest(job)
+    if known is not None and known.id is not None:
+        return False
+    _keep_secrets(job, secrets)
+    if known is not None:
+        row = keeper.find_row(keeper.read_queue(layout, 0.0), known)
+        if row is not None:
+            submissions.note_id(job, known.n, row.id)
+            return False
+        if time.time() - known.at < submissions.LOST_ANSWER_S:
+            raise client.Unanswered("an earlier submission may still arrive; launch again in a minute")
+        submissions.submit(layout, job, spec, n=known.n, again=True)
+        return True
+    if not job.read_events():
+        keeper.settle(layout, job)
+    submissions.submit(layout, job, spec, n=1)
+    return True
+
+
+def deliver(layout: Layout, job: JobDir, spec: protocol.JobSpec, action: str, secrets: Mapping[str, Any]) -> None:
+    """Bring a posted request to whoever can obey it: the supervisor, the queue, or nobody's job any more.
+
+    Raises:
+        client.Refused, client.Unanswered: Slurm; the request stays posted. OSError: the job's directory.
+    """
+    known = submissions.newest(job)
+    row = None
+    if known is not None and not keeper.over(job, spec):
+        row = keeper.find_row(keeper.read_queue(layout, 0.0), known)
+        if row is not None and row.waiting and action == "stop":
+            row = _cancelled(layout, known, row)
+        if row is not None and not row.ended:
+            submissions.note_seen(job, known, row, None)
+            if not row.waiting:
+                client.wake(row.id)
+            return
+        if row is None:
+            return  # not seen in the queue yet, or Slurm is silent: a supervisor that lives reads its requests itself
+    if action == "retry":
+        _keep_secrets(job, secrets)
+    if keeper.settle(layout, job) != "ok" or keeper.over(job, spec):
+        if known is not None:
+            submissions.note_seen(job, known, row, None)
+        return
+    submissions.submit(layout, job, spec, n=known.n + 1 if known is not None else 1)
+
+
+def _cancelled(layout: Layout, known: Submission, row: queue.Row) -> queue.Row:
+    """Take a waiting job out of the queue; its row then, which runs if it has just been started."""
+    client.cancel(row.id, waiting_only=True)
+    deadline = time.monotonic() + CANCELLED_WITHIN_S
+    while row.waiting and time.monotonic() < deadline:
+        time.sleep(0.2)
+        row = keeper.find_row(keeper.read_queue(layout, 0.0), known) or row
+    return row
+
+
+def _keep_secrets(job: JobDir, given: Mapping[str, Any]) -> None:
+    """Values for the supervisor that will start some time: a 0600 file, deleted when the job ends."""
+    if not given:
+        return
+    kept: Any = {}
+    with contextlib.suppress(OSError, ValueError):
+        kept = read_json(job.at(protocol.SECRETS_FILE))
+    write_json(job.at(protocol.SECRETS_FILE), {**(kept if isinstance(kept, dict) else {}), **given})

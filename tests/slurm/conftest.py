@@ -1,0 +1,67 @@
+"""One Slurm for the whole group; a host side and an agent on its "login node" for each test."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.cluster import PATH, Cluster
+from tests.support.host_side import Agent, HostSide
+from tests.support.jobdir import JobDir
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A running Slurm without accounting."""
+    folder = Path(tempfile.mkdtemp(prefix="orch-slurm-", dir="/var/tmp"))  # sockets need short paths
+    try:
+        with Cluster(folder / "s") as running:
+            yield running
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Login(HostSide):
+    """The login node: a host side whose jobs go to Slurm."""
+
+    def __init__(self, folder: Path, cluster: Cluster, python: str = sys.executable) -> None:
+        super().__init__(folder, python)
+        self.cluster = cluster
+
+    def agent(self, **environment: str) -> Agent:
+        """An agent that finds Slurm."""
+        return super().agent(**{"PATH": PATH, **self.cluster.environment, **environment})
+
+    def spec(self, steps: Any, job: str = "job-1", **more: Any) -> dict[str, Any]:
+        """A JobSpec object that asks Slurm for nodes; the queue is read each second."""
+        slurm = {"queue_interval_s": 0.5, "partition": "main", **more.pop("slurm", {})}
+        return super().spec(steps, job, slurm=slurm, allow_tmpfs=True, **more)
+
+
+@pytest.fixture
+def login(cluster: Cluster, tmp_path: Path) -> Iterator[Login]:
+    """A login node with an empty root."""
+    with Login(tmp_path / "login", cluster) as host:
+        yield host
+        for job in host.jobs():
+            for row in cluster.run("squeue", "-h", "-o", "%i %j").splitlines():
+                number, name = row.split()
+                if name.startswith(f"orch-{job.id}."):
+                    cluster.run("scancel", "--full", number)
+
+
+@pytest.fixture
+def agent(login: Login) -> Agent:
+    """An agent on it."""
+    return login.agent()
+
+
+def events_of(job: JobDir, kind: str) -> list[dict[str, Any]]:
+    """Events of one kind."""
+    return [event for event in job.events() if event["kind"] == kind]
