@@ -85,6 +85,7 @@ class Report:
 
     rows: list[Row] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
+    took_s: dict[str, int] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
         """Take a figure and show it at once."""
@@ -122,12 +123,14 @@ class Report:
             "load_1m": round(os.getloadavg()[0], 2),
         }
 
-    def save(self, path: Path) -> None:
-        """Write rows and machine as JSON."""
+    def save(self, path: Path, section: str | None = None) -> None:
+        """Write rows, tables and machine as JSON; with ``section`` only those of that section."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [row for row in self.rows if section in (None, row.section)]
         record = {
             "machine": self.machine(),
-            "rows": [{**asdict(row), "median": row.median} for row in self.rows],
-            "tables": [asdict(table) for table in self.tables],
+            "took_s": self.took_s if section is None else self.took_s.get(section),
+            "rows": [{**asdict(row), "median": row.median, "cells": row.cells()} for row in rows],
+            "tables": [asdict(table) for table in self.tables if section in (None, table.section)],
         }
         path.write_text(json.dumps(record, indent=1) + "\n")
