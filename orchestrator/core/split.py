@@ -78,6 +78,29 @@ def for_ranges(by_step: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -
     return found
 
 
+def with_whole_steps(steps: Sequence[Mapping[str, Any]]) -> list[tuple[str, str | None]]:
+    """(name, uses) of a job's steps, and of the plan's step where only ranges of it are in this job."""
+    found = {str(step["name"]): step.get("uses") for step in steps}
+    for step in steps:
+        if step.get("part"):
+            found.setdefault(str(step["part"]["of"]), step.get("uses"))
+    return list(found.items())
+
+
+def for_each_range(changes: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Changes of a split step (``extract.with.x``) as changes of its ranges; what says how the joining is to be done
+    (``with``, ``retry``) reaches that step too, its GPUs and time limits stay as they are.
+    """
+    found: dict[str, Any] = {}
+    for path, value in changes.items():
+        name, _, rest = path.partition(".")
+        ranges = [str(step["name"]) for step in steps if (step.get("part") or {}).get("of") == name]
+        found.update({f"{one}.{rest}": value for one in ranges})
+        if not ranges or rest.partition(".")[0] in {"with", "retry", "done"}:
+            found[path] = value
+    return found
+
+
 def _range(step: Mapping[str, Any], index: int, count: int) -> dict[str, Any]:
     name = str(step["name"])
     return {

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import HostRefused
+from orchestrator.core.split import for_each_range, with_whole_steps
 from orchestrator.services import notify
 from orchestrator.services.look import look
 from orchestrator.services.resolve import FoundJob
@@ -29,7 +30,10 @@ def retry(
     """
     from orchestrator.core.changes import retry_changes
 
-    changes = retry_changes(sets, _steps(session, job)) if sets else {}
+    changes: dict[str, Any] = {}
+    if sets:
+        steps = _steps(session, job)
+        changes = for_each_range(retry_changes(sets, with_whole_steps(steps)), steps)
     told = notify.again(job.id)
     try:
         return control(session, job, "retry", secrets=told, step=step, set=changes)
@@ -51,10 +55,10 @@ def _secrets_at_hand(session: Session, job: FoundJob) -> dict[str, dict[str, str
     return found if all(value for values in found.values() for value in values.values()) else {}
 
 
-def _steps(session: Session, job: FoundJob) -> list[tuple[str, str | None]]:
-    """(name, uses) of the job's steps."""
+def _steps(session: Session, job: FoundJob) -> list[dict[str, Any]]:
+    """The job's steps as they stand."""
     result = look(session, job.host, jobs=[job.id])
     if result.error is not None:
         raise result.error
     view = the_job(result.jobs, job, (result.answer or {}).get("unreadable") or {})
-    return [(str(step["name"]), step.get("uses")) for step in view["steps"]]
+    return list(view["steps"])

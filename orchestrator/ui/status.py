@@ -18,6 +18,7 @@ from orchestrator.ui.job import (
     state_style,
     step_words,
 )
+from orchestrator.ui.parts import rows
 from orchestrator.ui.text import duration, one_line
 
 
@@ -58,22 +59,21 @@ def job_lines(job: Json, moment: Moment, *, processes: bool = False) -> list[Tex
     age = age_words(job)
     if age:
         head.append(f"  ({age})", "yellow")
-    steps = list(job.get("steps") or [])
-    name_width = max((len(str(step.get("name"))) for step in steps), default=0)
+    found = rows(list(job.get("steps") or []))
+    name_width = max((len(row.name) + 2 * row.depth for row in found), default=0)
     lines = [head]
-    for step in steps:
+    for row in found:
+        step, name = row.step, "  " * row.depth + one_line(row.name)
         step_state = str(step.get("state"))
         line = Text("  ")
-        line.append(f"{one_line(str(step.get('name'))):<{name_width}}  ")
+        line.append(f"{name:<{name_width}}  ")
         line.append(f"{step_state:<10}", state_style(step_state))
-        line.append(f"  {step_words(step, moment)}")
+        line.append(f"  {row.summary or step_words(step, moment)}")
         line.rstrip()
         lines.append(line)
         if processes:
-            running = [
-                row for attempt in step.get("attempts") or [] for row in attempt.get("processes") or []
-            ]
-            lines.extend(Text(f"    {process_line(row)}") for row in running)
+            running = [one for attempt in step.get("attempts") or [] for one in attempt.get("processes") or []]
+            lines.extend(Text(f"    {process_line(one)}") for one in running)
     return lines
 
 
