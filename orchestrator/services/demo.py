@@ -27,6 +27,7 @@ from orchestrator.core.errors import OrchError
 from orchestrator.services import demo_host
 from orchestrator.services.demo_stage import (
     DemoFailed,
+    HostAway,
     Stage,
     Tell,
     check_requirements,
@@ -185,9 +186,10 @@ def _wait_for(stage: Stage, what: str, true: Callable[[list[dict[str, Any]]], bo
     """
     deadline = time.monotonic() + RUN_S
     while True:
-        attempts = _attempts(stage)
-        if true(attempts):
-            return attempts
+        with contextlib.suppress(HostAway):  # one look that failed says nothing about the job
+            attempts = _attempts(stage)
+            if true(attempts):
+                return attempts
         if time.monotonic() > deadline:
             raise DemoFailed(f"waited {RUN_S:.0f} s for {what}")
         time.sleep(POLL_S)

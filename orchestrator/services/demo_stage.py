@@ -29,6 +29,8 @@ Tell = Callable[[str], None]
 NEEDED = ("asyncssh", "torch", "transformers", "safetensors", "tokenizers", "numpy")
 NEEDED_BYTES = 3 * 1024**3
 PROGRAMS = Path(__file__).resolve().parents[2] / "remote_jobs" / "steps" / "demo"
+UNREACHABLE = 3
+"""Exit status of a command that could not reach its host."""
 START_S = 60.0
 """Longest wait in s for the host to listen."""
 
@@ -37,6 +39,10 @@ class DemoFailed(OrchError):
     """The demo did not go as it should; the message says at which point."""
 
     code = "demo_failed"
+
+
+class HostAway(DemoFailed):
+    """A command could not reach the demo's host in its time (exit status 3): a very busy machine, or a dead host."""
 
 
 @dataclass
@@ -149,6 +155,7 @@ def orch(stage: Stage, *arguments: str, show: bool = True, quiet: bool = False) 
     """Run an `orch` command and return its standard output; `show` prints it too, `quiet` hides the command.
 
     Raises:
+        HostAway: the host could not be reached.
         DemoFailed: the command failed.
     """
     if not quiet:
@@ -159,7 +166,8 @@ def orch(stage: Stage, *arguments: str, show: bool = True, quiet: bool = False) 
             stage.tell(f"  | {line}")
     if done.returncode != 0:
         said = done.stdout if "--json" in arguments else done.stderr  # where each kind of error is told
-        raise DemoFailed(f"`orch {shlex.join(arguments)}` ended with {done.returncode}", said.strip()[-2000:])
+        kind = HostAway if done.returncode == UNREACHABLE else DemoFailed
+        raise kind(f"`orch {shlex.join(arguments)}` ended with {done.returncode}", said.strip()[-2000:])
     return done.stdout
 
 
