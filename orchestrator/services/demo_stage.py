@@ -42,7 +42,7 @@ class DemoFailed(OrchError):
 
 
 class HostAway(DemoFailed):
-    """A command could not reach the demo's host in its time (exit status 3): a very busy machine, or a dead host."""
+    """A command could not reach the demo's host in its time (exit status 3), though its server lives: a very busy machine."""
 
 
 @dataclass
@@ -166,7 +166,8 @@ def orch(stage: Stage, *arguments: str, show: bool = True, quiet: bool = False) 
             stage.tell(f"  | {line}")
     if done.returncode != 0:
         said = done.stdout if "--json" in arguments else done.stderr  # where each kind of error is told
-        kind = HostAway if done.returncode == UNREACHABLE else DemoFailed
+        alive = stage.server is not None and stage.server.poll() is None
+        kind = HostAway if done.returncode == UNREACHABLE and alive else DemoFailed
         raise kind(f"`orch {shlex.join(arguments)}` ended with {done.returncode}", said.strip()[-2000:])
     return done.stdout
 
