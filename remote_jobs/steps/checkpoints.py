@@ -19,7 +19,7 @@ from pathlib import Path
 
 from remote_jobs.steps.extraction.errors import CheckpointError
 from remote_jobs.steps.extraction.model import check_shard
-from remote_jobs.steps.extraction.samples import fsync_folder
+from remote_jobs.steps.extraction.sample_file import fsync_folder
 
 COMPLETE = "complete.json"
 FINISHED = "finished.json"

@@ -28,7 +28,8 @@ from remote_jobs.steps.ending import end_everything
 from remote_jobs.steps.extraction.errors import ConfigError, DatasetError, StepError
 from remote_jobs.steps.extraction.model import read_model
 from remote_jobs.steps.extraction.progress import Progress
-from remote_jobs.steps.extraction.samples import output_folder, write_atomically
+from remote_jobs.steps.extraction.sample_file import write_atomically
+from remote_jobs.steps.extraction.samples import output_folder
 from remote_jobs.steps.extraction.stop import StopSignal
 from remote_jobs.steps.prompts import read_prompts
 

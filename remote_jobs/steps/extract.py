@@ -30,7 +30,6 @@ from remote_jobs.steps.extraction.dataset import Row, read_dataset
 from remote_jobs.steps.extraction.disk import DiskBudget, default_reserve
 from remote_jobs.steps.extraction.errors import IncompleteError
 from remote_jobs.steps.extraction.manifest import (
-    MANIFEST_NAME,
     check_resumable,
     differing,
     new_manifest,
@@ -39,7 +38,7 @@ from remote_jobs.steps.extraction.manifest import (
     write_index,
     write_manifest,
 )
-from remote_jobs.steps.extraction.merge import merge
+from remote_jobs.steps.extraction.merge import MANIFEST_NAME, merge
 from remote_jobs.steps.extraction.model import check_layer_ids, default_layer_ids, read_model
 from remote_jobs.steps.extraction.options import Options
 from remote_jobs.steps.extraction.parts import Part

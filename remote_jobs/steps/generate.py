@@ -31,7 +31,8 @@ from remote_jobs.steps import entry
 from remote_jobs.steps.chat import Answer, ChatClient, Refused, Unreachable
 from remote_jobs.steps.extraction.errors import ConfigError, DatasetError, IncompleteError, StepError
 from remote_jobs.steps.extraction.progress import Progress
-from remote_jobs.steps.extraction.samples import output_folder, write_atomically
+from remote_jobs.steps.extraction.sample_file import write_atomically
+from remote_jobs.steps.extraction.samples import output_folder
 from remote_jobs.steps.extraction.stop import StopSignal
 from remote_jobs.steps.prompts import Prompt, read_prompts
 

@@ -31,7 +31,7 @@ from remote_jobs.steps.ending import end_everything
 from remote_jobs.steps.extraction.errors import ConfigError, StepError
 from remote_jobs.steps.extraction.model import read_model
 from remote_jobs.steps.extraction.progress import Progress
-from remote_jobs.steps.extraction.samples import write_atomically
+from remote_jobs.steps.extraction.sample_file import write_atomically
 from remote_jobs.steps.extraction.stop import Interrupted, StopSignal
 
 ENDPOINT = "endpoint.json"

@@ -17,31 +17,20 @@ if __package__ in {None, ""}:  # started as a script: its own folder must not sh
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import argparse
-import ctypes
 import json
-import signal
-import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from remote_jobs.agent import procs
-from remote_jobs.steps import checkpoints, curves, entry
+from remote_jobs.steps import checkpoints, compiler_fallback, curves, entry, trainer_process
 from remote_jobs.steps.extraction.dataset import Row, prompts_sha256, read_dataset
 from remote_jobs.steps.extraction.errors import ConfigError, DatasetError, IncompleteError, StepError
-from remote_jobs.steps.extraction.manifest import MANIFEST_NAME
+from remote_jobs.steps.extraction.merge import MANIFEST_NAME
 from remote_jobs.steps.extraction.model import ModelFacts, read_model
 from remote_jobs.steps.extraction.progress import Progress
-from remote_jobs.steps.extraction.samples import (
-    Shape,
-    output_folder,
-    sample_path,
-    valid_samples,
-    write_atomically,
-)
+from remote_jobs.steps.extraction.sample_file import write_atomically
+from remote_jobs.steps.extraction.samples import Shape, output_folder, sample_path, valid_samples
 from remote_jobs.steps.extraction.stop import StopSignal
-from remote_jobs.steps.train_worker import METRICS_ENV
 from remote_jobs.steps.vocab_map import D2T, FACTS, T2D, check_map, file_sha256
 
 CHECKPOINTS, DRAFT, METRICS, SETTINGS, PLOT = (
@@ -65,10 +54,7 @@ OURS = frozenset(
         "--d2t-path",
     }
 )
-SAVE_LIMIT_S = 110.0
-"""A stopped trainer that has not saved after this long is told again, which makes it leave its step at once."""
 FORMER_LIMIT_S = 150.0
-PR_SET_PDEATHSIG = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +73,7 @@ def train(args: argparse.Namespace, flags: list[str], progress: Progress) -> int
             inputs = _inputs(args, model, progress)
             gpus = visible_gpus()
             processes = args.nproc_per_node or max(1, gpus)
-            command = [*_launcher(processes), *_flags(args, flags, inputs, folder, gpus=gpus)]
+            command = [*trainer_process.launcher(processes), *_flags(args, flags, inputs, folder, gpus=gpus)]
             _same_settings(folder, args, inputs, processes)
             _wait_for_former(save_path, progress)
             best, notes = checkpoints.recover(save_path)
@@ -101,7 +87,7 @@ def train(args: argparse.Namespace, flags: list[str], progress: Progress) -> int
                 f"Training from {where} to {args.epochs} epochs in {processes} processes, {gpus or 'no'} GPUs: {' '.join(command)}"
             )
             with progress.phase("train"):
-                _run(command, folder, stop)
+                _run(command, folder, stop, progress, fall_back=args.compiler_fallback)
                 best, _ = checkpoints.recover(save_path)
                 if not finished(save_path, best, args.epochs):
                     stop.check()
@@ -114,6 +100,29 @@ def train(args: argparse.Namespace, flags: list[str], progress: Progress) -> int
         progress.mark("done", "done", done=args.epochs, total=args.epochs)
         progress.say(f"Done: {args.epochs} epochs; the draft to serve is {draft}")
     return 0
+
+
+def _run(command: list[str], folder: str, stop: StopSignal, progress: Progress, *, fall_back: bool) -> None:
+    """Run the trainer, by the next way when the compiler refuses it before its first step.
+
+    Raises:
+        Interrupted: stopped; the checkpoint is saved.
+        StepError: the trainer failed.
+    """
+    while True:
+        way = compiler_fallback.WAYS[compiler_fallback.way(folder) if fall_back else 0]
+        if way.flags:
+            progress.say(f"Note: training {way.what}; {folder}/{compiler_fallback.NAME} says why.")
+        compiler_fallback.forget_failure(folder)
+        try:
+            changed = compiler_fallback.changed(command, way.flags)
+            trainer_process.run(changed, os.path.join(folder, METRICS), way.env, stop)
+            return
+        except StepError:
+            failed = compiler_fallback.next_way(folder) if fall_back else None
+            if failed is None:
+                raise
+            progress.say(f"Note: the compiler refused speculators' training before the first step: {failed}")
 
 
 def _wait_for_former(save_path: Path, progress: Progress) -> None:
@@ -292,62 +301,6 @@ def _masks(inputs: Inputs) -> list[list[int]]:
     return masks
 
 
-def _launcher(processes: int) -> list[str]:
-    module = "remote_jobs.steps.train_worker"
-    if processes == 1:
-        return [sys.executable, "-m", module]
-    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return [sys.executable, *run, "--module", module]
-
-
-def _run(command: list[str], folder: str, stop: StopSignal) -> None:
-    """Run the trainer in a session of its own, so that a group signal does not reach torchrun.
-
-    torchrun kills its workers 30 s after a signal, in the middle of a save; so the workers are told, and it just ends.
-
-    Raises:
-        Interrupted: stopped; the checkpoint is saved.
-        StepError: the trainer failed.
-    """
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    env = {**os.environ, METRICS_ENV: os.path.join(folder, METRICS), "TOKENIZERS_PARALLELISM": "false"}
-    if not sys.stderr.isatty():
-        env.setdefault("COLUMNS", "400")  # rich wraps its lines at 80 otherwise, in the middle of words
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
-    procs.become_subreaper()
-    child = subprocess.Popen(
-        command, env=env, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent  # noqa: PLW1509
-    )  # fmt: skip
-    told_at: float | None = None
-    while child.poll() is None:
-        now = time.monotonic()
-        if stop.number is not None and (told_at is None or now - told_at > SAVE_LIMIT_S):
-            told_at = now
-            for proc in _trainers(child.pid):
-                procs.send_signal(proc, signal.SIGTERM)
-        time.sleep(0.1)
-    stop.check()
-    if child.returncode != 0:
-        raise StepError(f"training ended with exit status {child.returncode}; the reason is further up")
-
-
-def _trainers(pid: int) -> list[procs.Proc]:
-    """The processes that train: the child itself, or torchrun's children; not their loaders and helpers."""
-    rows = procs.table()
-    workers = [
-        proc
-        for proc in rows.values()
-        if proc.ppid == pid and "train_worker" in procs.command_line(proc.pid, 4096)
-    ]
-    torchrun = "torch.distributed.run" in procs.command_line(pid, 4096)
-    return workers if torchrun else [rows[pid]] if pid in rows else []
-
-
-def _end_with_parent() -> None:
-    """In the child: SIGTERM when train.py dies, so that nobody trains on unseen (Linux, prctl(2))."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
 def finished(save_path: Path, best: checkpoints.Checkpoint | None, wanted_epochs: int) -> bool:
     """True when the last epoch is complete; with --save-best or a sparse --checkpoint-freq, when the trainer said so."""
     if best is not None and best.local_step == 0 and best.epoch >= wanted_epochs - 1:
@@ -429,6 +382,12 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         "--output", default=entry.default_output("train"), help="folder of checkpoints, metrics and the draft"
     )
     parser.add_argument("--epochs", type=int, default=DEFAULT_EPOCHS)
+    parser.add_argument(
+        "--compiler-fallback",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="when torch.compile or Triton fails before the first step, go on with the eager loss, then uncompiled (default)",
+    )
     parser.add_argument(
         "--nproc-per-node", type=int, default=0, help="processes (default: one per visible GPU)"
     )

@@ -8,6 +8,8 @@ those of `speculators train`. What is added to the trainer, and why:
 * A stop signal takes effect between two steps, on the same step in every rank, and the checkpoint it saves knows its
   step: speculators raises anywhere (ranks then hang in different collectives) and forgets where it was.
 * Every logged record goes to metrics.jsonl as well, each step once, also after a resume.
+* The fused losses are Triton kernels already; torch.compile is kept out of them, since Dynamo cannot trace their autotuner
+  in every torch (2.11 fails). A compiler that fails before the first step all the same is noted for train.py.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from remote_jobs.steps import compiler_fallback
 from remote_jobs.steps.checkpoints import FINISHED, INTERRUPTED, PREVIOUS, STATE, hold_lock, mark_complete
 from remote_jobs.steps.extraction.progress import Progress
 
@@ -77,6 +80,7 @@ class Metrics:
         self._progress = Progress()
         self._marked = 0.0
         self.total_steps = 0
+        self.stepped = False
 
     def resume_at(self, global_step: int) -> None:
         """Drop the records of steps that will be done again."""
@@ -117,7 +121,21 @@ def _step_of(line: str) -> float:
         return float("inf")
 
 
-def install(stop: Stop, metrics_path: str) -> None:
+def keep_compiler_out_of_kernels() -> None:
+    """Let Dynamo leave speculators' fused losses alone: it goes on behind each call, the kernels run as they are."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return  # nothing is compiled
+    try:
+        from speculators.losses import fused
+    except ImportError:  # no Triton here; speculators says so itself when they are asked for
+        return
+    for name in [name for name in vars(fused) if name.startswith("fused_")]:
+        setattr(fused, name, torch.compiler.disable(getattr(fused, name)))
+
+
+def install(stop: Stop, metrics_path: str) -> Metrics:
     """Put the additions into speculators' trainer (0.9)."""
     import torch.distributed as dist
     from speculators.train import graceful_shutdown, trainer
@@ -149,6 +167,7 @@ def install(stop: Stop, metrics_path: str) -> None:
         self.orch_position = (epoch, first) if first else (epoch - 1, 0)
 
         def after_step() -> None:
+            metrics.stepped = True
             self.orch_position = (epoch, self.orch_position[1] + 1)
             if step_callback is not None:
                 step_callback()
@@ -193,6 +212,7 @@ def install(stop: Stop, metrics_path: str) -> None:
 
     for function in (setup_trainer, train_epoch, val_epoch, maybe_save_checkpoint):
         setattr(trainer_class, function.__name__, function)
+    return metrics
 
 
 def main() -> int:
@@ -201,14 +221,20 @@ def main() -> int:
     from speculators.train.config import TrainConfig
 
     stop = Stop()
-    install(stop, os.environ[METRICS_ENV])
+    metrics = install(stop, os.environ[METRICS_ENV])
+    keep_compiler_out_of_kernels()
     config = TrainConfig.resolve(sys.argv[1:])
     flat = config.flatten()
     main_rank = int(os.environ.get("RANK", "0")) == 0
     if main_rank and hold_lock(Path(flat["save_path"]), 0) is None:
         print("Another trainer writes to this folder.", file=sys.stderr)
         return 1
-    train(config)
+    try:
+        train(config)
+    except Exception as error:
+        if not metrics.stepped and compiler_fallback.is_compiler_failure(error):
+            compiler_fallback.note_failure(os.path.dirname(os.environ[METRICS_ENV]), error)
+        raise
     if not stop.asked and main_rank:
         path = Path(flat["save_path"]) / FINISHED
         with contextlib.suppress(OSError):

@@ -31,7 +31,7 @@ from remote_jobs.steps import entry
 from remote_jobs.steps.extraction.errors import ConfigError, DatasetError, StepError
 from remote_jobs.steps.extraction.model import ModelFacts, read_model
 from remote_jobs.steps.extraction.progress import Progress, utc_now
-from remote_jobs.steps.extraction.samples import write_atomically
+from remote_jobs.steps.extraction.sample_file import write_atomically
 
 D2T, T2D, FACTS = "d2t.npy", "t2d.npy", "vocab_map.json"
 VERSION = 1

@@ -17,7 +17,8 @@ from remote_jobs.steps.extraction.merge import MANIFEST_NAME
 from remote_jobs.steps.extraction.model import ModelFacts
 from remote_jobs.steps.extraction.parts import Part
 from remote_jobs.steps.extraction.progress import utc_now
-from remote_jobs.steps.extraction.samples import sample_files, write_atomically
+from remote_jobs.steps.extraction.sample_file import write_atomically
+from remote_jobs.steps.extraction.samples import sample_files
 
 INDEX_NAME = "samples.jsonl"
 VERSION = 1

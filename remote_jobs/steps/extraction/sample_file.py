@@ -49,7 +49,11 @@ def read_sample_file(path: str) -> SampleFile:
             start, stop = ids["data_offsets"]
             stream.seek(8 + length + start)
             token_ids = stream.read(stop - start)
-            if ids["dtype"] != "I64" or states["shape"][:1] != ids["shape"] or len(token_ids) != 8 * ids["shape"][0]:
+            if (
+                ids["dtype"] != "I64"
+                or states["shape"][:1] != ids["shape"]
+                or len(token_ids) != 8 * ids["shape"][0]
+            ):
                 raise DamagedSampleError("hidden_states and token_ids do not fit together")
             return SampleFile(states["dtype"], tuple(states["shape"]), token_ids)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
