@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
@@ -29,6 +29,7 @@ from orchestrator.core.errors import (
     ProtocolError,
     Unreachable,
 )
+from orchestrator.hosts.forward import Tunnel
 from orchestrator.hosts.prompt import Ask, Meeting, NoTerminal, Prompter
 from orchestrator.hosts.release import build
 from orchestrator.hosts.session import Session, fresh
@@ -41,6 +42,7 @@ ATTEMPTS = 4
 """Tries for one request when the link drops; waits between them are random and at most 3 s."""
 
 
+T = TypeVar("T")
 Open = Callable[[Ask], ByteStream]
 """Opens a connection and starts the bootstrap on it."""
 
@@ -116,6 +118,16 @@ class AgentClient:
             return answer
         raise refusal(answer, self.host)
 
+    def tunnel(self, address: str, port: int) -> Tunnel:
+        """A connection from the host to an address, over this client's own connection; connects when needed.
+
+        Raises:
+            HostError: no connection, forwarding is forbidden, or nothing listens there.
+        """
+        return self._with_reconnects(
+            lambda session, _deadline: session.stream.tunnel(address, port), CONNECT_TIMEOUT_S
+        )
+
     def close(self) -> None:
         """End the connection; the client can be used no more. Never waits for a dead peer."""
         self._closed.set()
@@ -135,8 +147,8 @@ class AgentClient:
     # ------------------------------------------------------------------ connecting
 
     def _with_reconnects(
-        self, work: Callable[[Session, float], dict[str, Any]], timeout_s: float
-    ) -> dict[str, Any]:
+        self, work: Callable[[Session, float], T], timeout_s: float
+    ) -> T:
         """Run ``work`` on a live session; a dropped link is renewed, a first connection only retried when sshd was
         full or restarting: an unknown name or a refused port is told at once.
         """
@@ -154,7 +166,7 @@ class AgentClient:
         def pause(seconds: float) -> None:
             self._closed.wait(max(0.0, min(seconds, deadline - time.monotonic())))
 
-        def attempt() -> dict[str, Any]:
+        def attempt() -> T:
             nonlocal deadline
             session, asked_s = self._connected(deadline)
             deadline += asked_s

@@ -22,6 +22,7 @@ from paramiko.auth_strategy import AuthStrategy
 from orchestrator.core.errors import ChannelTimeout, ConfigError, HostError, Unreachable
 from orchestrator.hosts.authentication import UserAuth
 from orchestrator.hosts.errors import mapped
+from orchestrator.hosts.forward import Tunnel, no_tunnel
 from orchestrator.hosts.prompt import Ask, Memory
 from orchestrator.hosts.sockets import ProxyProcess, dial, end
 from orchestrator.hosts.ssh_config import ResolvedHost
@@ -120,6 +121,10 @@ class ChannelStream:
         """Close the channel and the connection that carries it."""
         self._connection.close()
 
+    def tunnel(self, address: str, port: int) -> Tunnel:
+        """See `ByteStream.tunnel`: one more channel of the same connection."""
+        return self._connection.tunnel(address, port)
+
     def explain_end(self, stderr: str) -> Exception | None:
         """See `ByteStream.explain_end`: without an exit status it was the link, or somebody's SIGKILL, that ended it."""
         transport = self._connection.transport
@@ -135,6 +140,29 @@ class ChannelStream:
                 f"{self._connection.host}: the session was killed", host=self._connection.host
             )
         return None
+
+
+class ChannelTunnel:
+    """A `direct-tcpip` channel as `orchestrator.hosts.forward.Tunnel`."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+
+    def send(self, data: bytes) -> None:
+        """See `Tunnel.send`."""
+        self._channel.sendall(data)
+
+    def recv(self, size: int) -> bytes:
+        """See `Tunnel.recv`."""
+        return bytes(self._channel.recv(size))
+
+    def end_of_input(self) -> None:
+        """See `Tunnel.end_of_input`."""
+        self._channel.shutdown_write()
+
+    def close(self) -> None:
+        """See `Tunnel.close`."""
+        self._channel.close()
 
 
 class Connection:
@@ -285,6 +313,24 @@ class Connection:
                         ) from error
                     raise
         return ChannelStream(self, channel)
+
+    def tunnel(self, address: str, port: int, timeout_s: float = CHANNEL_TIMEOUT_S) -> ChannelTunnel:
+        """A connection from the host to ``address``.
+
+        Raises:
+            Unreachable: the link is gone. HostError: the server forbids forwarding, or nothing listens there.
+        """
+        transport = self.transport
+        if transport is None or not self.is_open:
+            raise Unreachable(f"{self.host}: not connected", host=self.host)
+        with mapped(self.host, "forwarding a port"):
+            try:
+                return ChannelTunnel(
+                    transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=timeout_s)
+                )
+            except paramiko.ChannelException as error:
+                forbidden = error.code == 1  # RFC 4254, 5.1: administratively prohibited
+                raise no_tunnel(self.host, address, port, forbidden=forbidden) from error
 
     def close(self) -> None:
         """Close every hop. Never blocks for long; safe from any thread and twice."""

@@ -73,11 +73,53 @@ def on_terminal() -> bool:
     return bool(sys.stdin and sys.stdin.isatty())
 
 
+class ProcessTunnel:
+    """`orchestrator.hosts.forward.Tunnel` over `ssh -W`; with the user's ControlMaster it shares the connection."""
+
+    def __init__(self, argv: list[str], address: str, port: int) -> None:
+        end = argv.index("--")
+        far = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        self._process = subprocess.Popen(
+            [*argv[:end], "-W", far, *argv[end:-1]],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+            process_group=0 if os.name == "posix" and not on_terminal() else None,
+        )  # fmt: skip
+
+    def send(self, data: bytes) -> None:
+        """See `Tunnel.send`."""
+        assert self._process.stdin is not None
+        view = memoryview(data)
+        while view:
+            view = view[self._process.stdin.write(view) or 0 :]
+
+    def recv(self, size: int) -> bytes:
+        """See `Tunnel.recv`."""
+        assert self._process.stdout is not None
+        return self._process.stdout.read(size) or b""
+
+    def end_of_input(self) -> None:
+        """See `Tunnel.end_of_input`."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def close(self) -> None:
+        """See `Tunnel.close`."""
+        with contextlib.suppress(OSError):
+            self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=2.0)
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+
+
 class ProcessStream:
     """`ByteStream` over an `ssh` process."""
 
     def __init__(self, host: str, argv: list[str]) -> None:
         self.host = host
+        self._argv = argv
         # A group of its own: Ctrl-C ends the watching, not the connection under it. But a background group may not
         # read the terminal, so where ssh may have to ask, it stays in ours.
         self._process = subprocess.Popen(
@@ -114,6 +156,10 @@ class ProcessStream:
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
+
+    def tunnel(self, address: str, port: int) -> ProcessTunnel:
+        """See `ByteStream.tunnel`. Whether anything listens there shows only when bytes are wanted."""
+        return ProcessTunnel(self._argv, address, port)
 
     def explain_end(self, stderr: str) -> OrchError | None:
         """Ssh's own words, sorted into our errors."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from orchestrator.core.errors import ProtocolError, Unreachable
+from orchestrator.hosts.forward import Tunnel
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_FIRST_BYTES = 1024 * 1024
@@ -43,6 +44,13 @@ class ByteStream(Protocol):
 
     def close(self) -> None:
         """End the stream and what carries it. Never blocks for long, safe to call twice and from any thread."""
+
+    def tunnel(self, address: str, port: int) -> Tunnel:
+        """A connection to an address that the host can reach, beside the command.
+
+        Raises:
+            HostError: the host forbids it, or nothing listens there.
+        """
 
     def explain_end(self, stderr: str) -> Exception | None:
         """A better error than "the stream ended", from exit status and stderr, if the transport knows one."""

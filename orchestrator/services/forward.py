@@ -1,0 +1,138 @@
+"""Which port of the host a job's service listens on, and a local port that leads there over the host's connection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from orchestrator.core.errors import HostError, LocalError, UsageError
+from orchestrator.core.schema import suggest
+from orchestrator.core.states import OVER
+from orchestrator.services.look import look
+from orchestrator.services.wait import the_job
+
+if TYPE_CHECKING:
+    from orchestrator.hosts.forward import Forward
+    from orchestrator.services.resolve import FoundJob
+    from orchestrator.services.session import Session
+
+VLLM_PORT = 8000
+"""Where `vllm serve`, and so our step `serve`, listens unless told otherwise."""
+MAX_SPEC_BYTES = 1 << 20
+_SERVICE_OVER = frozenset({"succeeded", "failed", "stopped", "skipped", "lost"})
+
+
+@dataclass(frozen=True)
+class Destination:
+    """A service: its step (None when only a port was named), and where the host reaches it."""
+
+    step: str | None
+    address: str
+    port: int
+    state: str | None = None
+
+
+def find(
+    session: Session, job: FoundJob, *, port: int | None = None, step: str | None = None, address: str = "127.0.0.1"
+) -> Destination:
+    """The service that a person means: the port named, the step named, or the job's only service.
+
+    Raises:
+        UsageError: no service, several, or one without a port. JobLost, HostError: the job cannot be asked for.
+    """
+    if port is not None and step is None:
+        return Destination(None, address, port)
+    result = look(session, job.host, jobs=[job.id])
+    if result.error is not None:
+        raise result.error
+    view = the_job(result.jobs, job, (result.answer or {}).get("unreadable") or {})
+    states = {str(item["name"]): item for item in view["steps"]}
+    if step is not None and step not in states:
+        raise UsageError(f"job {job.id} has no step {step!r}", suggest(step, states, "steps"))
+    specs = [item for item in spec_of(session, job)["steps"] if item["name"] in states]
+    services = [item for item in specs if item.get("service") or item.get("uses") == "serve"]
+    chosen = [item for item in services if item["name"] == step] if step is not None else services
+    if step is None and len(chosen) > 1:  # those that are over cannot be meant
+        chosen = [item for item in chosen if states[item["name"]]["state"] not in _SERVICE_OVER] or chosen
+    if len(chosen) != 1:
+        names = ", ".join(str(item["name"]) for item in chosen) or "none"
+        raise UsageError(
+            f"job {job.id} has {'several services' if chosen else 'no such service'}: {names}",
+            "say which: orch forward JOB --step STEP, or name the port: orch forward JOB PORT",
+        )
+    found = port or service_port(chosen[0], states[chosen[0]["name"]])
+    if found is None:
+        raise UsageError(
+            f"the plan does not say on which port {chosen[0]['name']} listens", "name it: orch forward JOB PORT"
+        )
+    state = states[chosen[0]["name"]]["state"]
+    if view["state"] in OVER or state in _SERVICE_OVER:
+        raise UsageError(f"the service {chosen[0]['name']} of job {job.id} is over ({state})", "see: orch status")
+    return Destination(str(chosen[0]["name"]), address, found, str(state))
+
+
+def service_port(spec: Mapping[str, Any], state: Mapping[str, Any]) -> int | None:
+    """Port of a service by its newest attempt's changes, its parameters, or the probe that says when it is ready."""
+    attempts = state.get("attempts") or []
+    changed = ((attempts[-1].get("changes") or {}) if attempts else {}).get("port")
+    if isinstance(changed, Mapping):
+        changed = changed.get("to")
+    given = changed or (spec.get("params") or {}).get("port")
+    ready = (spec.get("service") or {}).get("ready") or {}
+    if given is None and ready.get("http"):
+        url = urlsplit(str(ready["http"]))
+        given = url.port or {"http": 80, "https": 443}.get(url.scheme)
+    given = given or ready.get("port")
+    if given is None and spec.get("uses") == "serve":
+        return VLLM_PORT
+    return int(given) if given is not None else None
+
+
+def spec_of(session: Session, job: FoundJob) -> dict[str, Any]:
+    """The job's spec.json.
+
+    Raises:
+        HostError: it cannot be read.
+    """
+    agent = session.agent(job.host)
+    path = f"{agent.hello()['root']}/jobs/{job.id}/spec.json"
+    answer = agent.request("get", path=path, offset=0, length=MAX_SPEC_BYTES)
+    try:
+        found = json.loads(answer["payload"])
+    except ValueError as error:
+        raise HostError(f"{job.host}: {path} cannot be read", host=job.host) from error
+    if not isinstance(found, dict):
+        raise HostError(f"{job.host}: {path} is no spec", host=job.host)
+    return found
+
+
+def forward(
+    session: Session, host: str, destination: Destination, *, local: int | None, say: Callable[[str], None]
+) -> Forward:
+    """A local port that leads to the service; the same number where it is free, unless ``local`` says another.
+
+    Raises:
+        HostError: the host forbids forwarding. LocalError: the port named cannot be had.
+    """
+    from orchestrator.hosts.forward import Forward
+
+    agent = session.agent(host)
+    try:
+        agent.tunnel(destination.address, destination.port).close()
+    except HostError as error:
+        if "nothing answers" not in error.message:
+            raise
+        say(f"orch: {error.message} yet; connections will work once it does")
+
+    def make(port: int) -> Forward:
+        return Forward(lambda: agent.tunnel(destination.address, destination.port), port, say)
+
+    if local is not None:
+        return make(local)
+    try:
+        return make(destination.port)
+    except LocalError:
+        return make(0)
