@@ -2,6 +2,8 @@
 
     retry: {attempts: 3, gpu_oom: {gpu_memory_utilization: {add: -0.05, min: 0.7}}, nccl: {attempts: 2}}
 
+    retry: {gpu_hardware: {fewer_gpus: {min: 4}}}     # go on without a GPU that failed, with at least four
+
 What the host does with it is remote_jobs/agent/policy.py; here it is only checked and put into one form.
 """
 
@@ -28,6 +30,8 @@ FAILURE_CLASSES = tuple(
 OPERATIONS = ("add", "mul", "set")
 BOUNDS = ("min", "max", "default")
 MAX_ATTEMPTS = 1000
+FEWER_GPUS = "fewer_gpus"
+_FEWER_HINT = "write retry: {gpu_hardware: {fewer_gpus: {min: 4}}}: go on without a GPU that failed, with at least 4"
 _CHANGE_HINT = "write {add: -0.05, min: 0.7}, {mul: 0.5, min: 1} or {set: VALUE}"
 
 
@@ -36,14 +40,16 @@ def normal_retry(retry: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, block in retry.items():
         if isinstance(block, dict):
-            result[key] = {
-                name: value if name == "attempts" or isinstance(value, dict) else {"set": value}
-                for name, value in block.items()
-                if value is not None
-            }
+            result[key] = {name: _normal(name, value) for name, value in block.items() if value is not None}
         else:
             result[key] = block
     return result
+
+
+def _normal(name: str, value: Any) -> Any:
+    if name == "attempts" or isinstance(value, dict):
+        return value
+    return {"min": value} if name == FEWER_GPUS else {"set": value}
 
 
 def check_retry(
@@ -68,6 +74,8 @@ def check_retry(
             for name, change in block.items():
                 if name == "attempts":
                     yield from _attempts(document, (*where, name), change, name_of)
+                elif name == FEWER_GPUS:
+                    yield from _fewer_gpus(document, (*where, name), step, change, name_of)
                 else:
                     yield from _change(document, (*where, name), uses, change, name_of)
 
@@ -78,6 +86,27 @@ def _attempts(
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_ATTEMPTS:
         hint = f"a whole number from 1 to {MAX_ATTEMPTS}; 1 means no second try"
         yield document.problem(where, f"{name_of(where)} must count tries, not {value!r}", hint)
+
+
+def _fewer_gpus(
+    document: Document, where: Where, step: Mapping[str, Any], value: Any, name_of: Callable[[Where], str]
+) -> Iterator[Problem]:
+    if where[-2] != "gpu_hardware":
+        yield document.problem(where, f"{name_of(where)}: only a GPU that failed can be left out", _FEWER_HINT)
+        return
+    if isinstance(value, dict) and set(value) - {"min"}:
+        key = next(key for key in value if key != "min")
+        yield document.problem((*where, key), f"{name_of(where)}: unknown key {key!r}", _FEWER_HINT)
+        return
+    least = value.get("min", 1) if isinstance(value, dict) else value
+    if isinstance(least, bool) or not isinstance(least, int) or least < 1:
+        yield document.problem(where, f"{name_of(where)}: {least!r} is no number of GPUs", _FEWER_HINT)
+        return
+    gpus = step.get("gpus")
+    if isinstance(gpus, int) and least > gpus:
+        hint = f"at most gpus: {gpus}" if gpus else "the step claims no GPUs: leave this out"
+        yield document.problem(where, f"{name_of(where)}: min {least} is above the step's gpus: {gpus}", hint)
+        return
 
 
 def _change(

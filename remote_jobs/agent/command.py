@@ -154,4 +154,5 @@ def environment(
     if gpus is not None and step.gpus > 0:
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(index) for index in gpus)
+        env["ORCH_GPUS"] = str(len(gpus))
     return env

@@ -41,6 +41,8 @@ class GateReading:
     """The JSON of `orch gpus`, for all GPUs of the host."""
     power_w: List[Optional[int]] = field(default_factory=list)
     """Power draw of each GPU of the document, in its order; for people who watch."""
+    survey: Dict[str, List[Dict[str, Any]]] = field(default_factory=dict)
+    """See `survey`: which GPUs of the host are healthy, whoever holds them, and which are not."""
     reaped: List[Dict[str, Any]] = field(default_factory=list)
     took_s: float = 0.0
 
@@ -55,6 +57,7 @@ class GateReading:
             "holders": [owners.as_row(owner) for owner in self.holders],
             "notes": self.notes,
             "gpus": self.document,
+            "survey": self.survey,
             "reaped": self.reaped,
             "reaped_text": reaped_text(self.reaped),
             "took_s": round(self.took_s, 3),
@@ -91,6 +94,7 @@ def judge(
         notes=list(notes),
         document=report.to_json(expected),
         power_w=[gpu.power_w for gpu in report.gpus],
+        survey=survey(report, xids, expected),
     )
     if (wanted is not None and not wanted) or (wanted is None and expected == 0):
         return reading
@@ -134,11 +138,7 @@ def _judge_gpu(
         return
     for xid in xids:
         if xid.fatal and smi_run.same_gpu(xid.bus_id, gpu.bus_id):
-            what = smi_run.FATAL_XIDS[xid.number]
-            text = "gpu {}: Xid {} ({}) {:.0f} s ago; reset the GPU or reboot".format(
-                gpu.index, xid.number, what, xid.age_s
-            )
-            _close(reading, text)
+            _close(reading, "gpu {}: {}".format(gpu.index, _xid_text(xid)))
     if verdict.clean:
         return
     for process in gpu.compute:
@@ -151,6 +151,35 @@ def _judge_gpu(
         _close(reading, "gpu {}: {}{}".format(gpu.index, owner.describe(), size), foreign=foreign)
     if not gpu.compute:
         _close(reading, "gpu {}: {}".format(gpu.index, verdict.why))
+
+
+def _xid_text(xid: smi_run.Xid) -> str:
+    what = smi_run.FATAL_XIDS[xid.number]
+    return "Xid {} ({}) {:.0f} s ago; reset the GPU or reboot".format(xid.number, what, xid.age_s)
+
+
+def survey(
+    report: gpus.GpuReport, xids: Sequence[smi_run.Xid], expected: Optional[int]
+) -> Dict[str, List[Dict[str, Any]]]:
+    """Which GPUs work, whoever uses them: {"healthy": [{index, uuid, bus_id}], "faulty": [{..., why}]}.
+
+    Faulty: what nvidia-smi says itself, a fatal Xid of late, or no answer though the host should have it.
+    """
+    found: Dict[str, List[Dict[str, Any]]] = {"healthy": [], "faulty": []}
+    for gpu in report.gpus:
+        row = {"index": gpu.index, "uuid": gpu.uuid, "bus_id": gpu.bus_id}
+        fatal = next((x for x in xids if x.fatal and smi_run.same_gpu(x.bus_id, gpu.bus_id)), None)
+        why = gpu.faults[0] if gpu.faults else _xid_text(fatal) if fatal is not None else None
+        if why is None:
+            found["healthy"].append(row)
+        else:
+            found["faulty"].append({**row, "why": why})
+    there = {gpu.index for gpu in report.gpus}
+    for index in range(expected or 0):
+        if index not in there:
+            why = "does not answer: {} of {} GPUs do".format(len(there), expected)
+            found["faulty"].append({"index": index, "uuid": None, "bus_id": None, "why": why})
+    return found
 
 
 def _merged(reasons: Sequence[str]) -> List[str]:
@@ -246,6 +275,11 @@ def _read(
 
 def _no_gpus(expected: Optional[int]) -> Dict[str, object]:
     return {"schema": 1, "gpus": [], "clean": True, "expected": expected, "why": "no GPU is asked for"}
+
+
+def read_survey(expected: Optional[int]) -> Dict[str, List[Dict[str, Any]]]:
+    """The survey of now; `healthy` and `faulty` are empty where nothing can be read and no GPU is expected."""
+    return survey(gpus.parse(smi_run.run_smi()), smi_run.read_xids() or (), expected)
 
 
 def report(

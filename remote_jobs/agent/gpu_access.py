@@ -5,9 +5,10 @@ Thin: the rules are in gate.py and claims.py.  Standard library only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from remote_jobs import protocol
+from remote_jobs.agent import fewer_gpus
 
 # Imported where used: a job without GPUs should not pay for reading nvidia-smi's many formats.
 if TYPE_CHECKING:
@@ -32,22 +33,33 @@ def claim_gpus(
         return None, str(exc)
 
 
-def usable(reading: Optional[Dict[str, Any]]) -> Optional[List[int]]:
+def usable(reading: Optional[Dict[str, Any]], without: Sequence[str] = ()) -> Optional[List[int]]:
     """Indices that a step may claim: clean ones, and those that only orch jobs hold (the claim queues behind these).
 
-    None when the reading says nothing about single GPUs: then any may be claimed and the gate decides.
+    None when the reading says nothing about single GPUs: then any may be claimed and the gate decides. ``without``:
+    GPUs that failed this step before.
     """
+    faulty = [row.get("index") for row in ((reading or {}).get("survey") or {}).get("faulty") or ()]
     shown = ((reading or {}).get("gpus") or {}).get("gpus") or []
     good = [
         int(gpu["index"])
         for gpu in shown
         if gpu.get("index") is not None
+        and gpu["index"] not in faulty
+        and not fewer_gpus.is_left_out(gpu, without)
         and (
             gpu.get("clean")
             or (gpu.get("processes") and all(str(p.get("owner", "")).startswith("job:") for p in gpu["processes"]))
         )
     ]
     return good if shown else None
+
+
+def starts_smaller(step: protocol.StepSpec, reading: Dict[str, Any]) -> str:
+    """How a step could start at once though GPUs are broken, since its plan allows fewer; empty when it could not."""
+    changes, how = fewer_gpus.change(step, step.params, reading.get("survey") or {}, [])
+    free = usable(reading) or []
+    return how if changes and len(free) >= int(changes.get(fewer_gpus.GPUS, step.gpus)) else ""
 
 
 def read_gate(layout: "Layout", spec: protocol.JobSpec, indices: Optional[List[int]]) -> Dict[str, Any]:

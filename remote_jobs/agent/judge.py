@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from remote_jobs import protocol
-from remote_jobs.agent import hang, incident, procs
+from remote_jobs.agent import fewer_gpus, hang, incident, procs
 from remote_jobs.agent.attempt import Attempt
 from remote_jobs.agent.jobdir import read_json
 
@@ -40,6 +40,7 @@ class Facts:
     output: str
     uses: Optional[str]
     is_service: bool
+    host_gpus: Optional[int]
     marker_progress: int
     oom_kills_before: Optional[int]
     started_mono: float
@@ -68,6 +69,7 @@ class Facts:
             output=boss.places.output(stepper.name),
             uses=stepper.spec.uses,
             is_service=stepper.is_service,
+            host_gpus=boss.spec.host_gpus,
             marker_progress=attempt.work_done(),
             oom_kills_before=attempt.oom_kills_before,
             started_mono=attempt.started_mono,
@@ -79,9 +81,10 @@ class Facts:
 
 
 def judge(facts: Facts) -> Dict[str, Any]:
-    """State, verdict and progress of an ended attempt: {state, verdict, progress}.
+    """State, verdict and progress of an ended attempt: {state, verdict, progress, survey}.
 
-    `stop_kind` user and service are no failures; a hang keeps the verdict it was stopped for.
+    `stop_kind` user and service are no failures; a hang keeps the verdict it was stopped for.  ``survey``: None unless
+    a GPU failed; then which ones work, and which are to blame.
     """
     counted = _counted(facts)
     progress = counted if counted is not None else facts.marker_progress
@@ -93,11 +96,30 @@ def judge(facts: Facts) -> Dict[str, Any]:
     verdict = _verdict(facts, counted)
     if verdict is None:
         return {"state": "succeeded", "verdict": None, "progress": progress}
+    verdict, survey = _naming_gpus(verdict, facts)
     verdict = incident.scrubbed(verdict, facts.secrets)
     if facts.left:
         hang.write_stacks(facts.attempt_dir, facts.left, facts.secrets)
     incident.write(facts.attempt_dir, facts.log_path, verdict, facts.exit_status, facts.context, facts.secrets)
-    return {"state": "failed", "verdict": verdict, "progress": progress}
+    return {"state": "failed", "verdict": verdict, "progress": progress, "survey": survey}
+
+
+def _naming_gpus(verdict: Dict[str, Any], facts: Facts) -> Tuple[Dict[str, Any], Optional[Dict[str, Any]]]:
+    """A verdict of broken hardware says which GPU, as far as anything tells."""
+    if verdict.get("class") != fewer_gpus.CLASS:
+        return verdict, None
+    from remote_jobs.agent import gate
+
+    survey = gate.read_survey(facts.host_gpus)
+    blamed = fewer_gpus.suspects(verdict, survey, facts.context.get("gpus"))
+    if not blamed:
+        return verdict, survey
+    healthy = [row for row in survey["healthy"] if row["index"] not in [one["index"] for one in blamed]]
+    said = ["{}: {}".format(fewer_gpus.label(row), row["why"]) for row in blamed]
+    names = ", ".join(fewer_gpus.label(row) for row in blamed)
+    summary = "{}: {}".format(names, verdict.get("summary") or "the GPU failed")
+    named = {**verdict, "summary": summary, "evidence": [*(verdict.get("evidence") or []), *said]}
+    return named, {"healthy": healthy, "faulty": blamed}
 
 
 def _verdict(facts: Facts, counted: Optional[int]) -> Optional[Dict[str, Any]]:

@@ -128,7 +128,7 @@ def _check_gate(layout: Layout, spec: protocol.JobSpec) -> None:
     reading = gpu_access.read_gate(layout, spec, None)
     if first.gpus < (spec.host_gpus or 0) and len(gpu_access.usable(reading) or []) >= first.gpus:
         return
-    if not reading.get("open") and reading.get("foreign"):
+    if not reading.get("open") and reading.get("foreign") and not gpu_access.starts_smaller(first, reading):
         raise AgentError(
             "gate_closed",
             "the GPUs are not free: {}".format("; ".join(reading.get("reasons") or [])),

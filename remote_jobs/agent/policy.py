@@ -14,12 +14,15 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from remote_jobs.agent import fewer_gpus
 from remote_jobs.agent.fold import fingerprint
 from remote_jobs.protocol import StepSpec
 
 BACKOFF_FIRST_S = 5.0
 BACKOFF_CAP_S = 600.0
 BACKOFF_JITTER = 0.2
+STATED_CHANGES = 3
+"""Tries of a class that is not tried again by itself, once the plan states what to change after it."""
 
 AGAIN, CHANGE, STOP = "again", "change", "stop"
 
@@ -72,6 +75,8 @@ CHANGES: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]] = {
     },
     "shm": {"train": {"num_workers": {"mul": 0.0, "min": 0, "default": 8}}},
 }
+BY_RULE: Mapping[str, Tuple[str, int]] = {"xid-contained": (AGAIN, 2)}
+"""Rules of a class that differ from it: the process died of a contained memory error, and its GPU goes on."""
 _KV_LENGTH = re.compile(r"estimated maximum model length is (\d+)")
 _ROUND_UP = {"max_num_batched_tokens": 256, "total_seq_len": 128}
 
@@ -119,7 +124,8 @@ def change_parameters(
         lengths = [int(match.group(1)) for text in texts for match in _KV_LENGTH.finditer(text)]
         if lengths and lengths[-1] > 0 and lengths[-1] != current.get("max_model_len"):
             return {"max_model_len": lengths[-1]}
-    plan_block = {key: how for key, how in (step.retry.get(klass) or {}).items() if isinstance(how, dict)}
+    block = step.retry.get(klass) or {}
+    plan_block = {key: how for key, how in block.items() if isinstance(how, dict) and key != fewer_gpus.KEY}
     rules: Mapping[str, Mapping[str, Any]] = plan_block or CHANGES.get(klass, {}).get(step.uses or "", {})
     for name, how in rules.items():
         value = current.get(name, how.get("default"))
@@ -147,8 +153,10 @@ def _cap(step: StepSpec, klass: str, default: int) -> int:
     total = step.retry.get("attempts")
     if own is not None:
         default = int(own)
-    elif total is not None and POLICY.get(klass, (AGAIN, 2))[0] != STOP:
-        default = int(total)
+    elif POLICY.get(klass, (AGAIN, 2))[0] != STOP:
+        default = default if total is None else int(total)
+    elif isinstance(block, dict) and block:  # the plan says what to change where we would give up
+        default = STATED_CHANGES if total is None else int(total)
     return min(default, int(total)) if total is not None else default
 
 
@@ -158,6 +166,8 @@ def decide(
     history: Sequence[Mapping[str, Any]],
     params: Mapping[str, Any],
     rng: random.Random,
+    survey: Optional[Mapping[str, Any]] = None,
+    without: Sequence[str] = (),
 ) -> Decision:
     """What happens after the newest attempt of ``history`` failed with ``verdict``.
 
@@ -168,9 +178,11 @@ def decide(
             progress is the number of samples or checkpoints kept at its end.
         params: the parameters that the newest attempt ran with.
         rng: source of the jitter.
+        survey: after a failure of hardware, which GPUs work and which are to blame (gate.survey).
+        without: GPUs that the step has left out before.
     """
     klass = str(verdict.get("class") or "unknown")
-    action, default = POLICY.get(klass, (AGAIN, 2))
+    action, default = BY_RULE.get(str(verdict.get("signature")), POLICY.get(klass, (AGAIN, 2)))
     block = step.retry.get(klass)
     if action == STOP and isinstance(block, dict) and block:
         action = CHANGE if any(isinstance(value, dict) for value in block.values()) else AGAIN
@@ -184,17 +196,21 @@ def decide(
     cap = _cap(step, klass, default)
     if spent >= cap:
         return Decision(False, "{} tries without new progress, the limit for {} is {}".format(spent, klass, cap))
-    changes = change_parameters(step, klass, params, verdict) if action == CHANGE else {}
+    changes, why = change_parameters(step, klass, params, verdict) if action == CHANGE else {}, ""
+    if action == CHANGE and klass == fewer_gpus.CLASS and fewer_gpus.least(step) is not None:
+        fewer, why = fewer_gpus.change(step, params, survey or {}, without)
+        changes = {**changes, **fewer} if fewer else {}
     if klass == "port_in_use" and "port" in params:
         changes = {"port": int(params["port"]) + 1 + rng.randrange(200)}
     if action == CHANGE and not changes:
-        return Decision(False, "{} needs a change and there is nothing left to change".format(klass))
+        return Decision(False, "{}: {}".format(klass, why or "needs a change and there is nothing left to change"))
     if klass not in OUTSIDE_CAUSES and not changes and _same_twice(history):
         return Decision(False, "the same failure twice with no new progress")
     delay_s = 0.0 if klass == "gpu_busy" else backoff_s(spent, rng)
     reason = "{}: {}".format(
-        klass, "trying again with {}".format(_shown(changes)) if changes else "trying the same command again"
+        klass, "trying again with {}".format(_shown(changes)) if _shown(changes) else "trying the same command again"
     )
+    reason += " ({})".format(why) if why else ""
     return Decision(True, reason, delay_s, changes)
 
 
@@ -217,5 +233,7 @@ def _same_twice(history: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _shown(changes: Mapping[str, Any]) -> str:
-    pairs: List[str] = ["{}={}".format(key, value) for key, value in changes.items()]
+    pairs: List[str] = [
+        "{}={}".format(key, value) for key, value in changes.items() if key != fewer_gpus.WITHOUT
+    ]
     return ", ".join(pairs)

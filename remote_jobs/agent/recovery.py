@@ -13,7 +13,7 @@ import time
 from typing import Any, Dict, Iterable, List, Mapping, Sequence
 
 from remote_jobs import protocol
-from remote_jobs.agent import procs
+from remote_jobs.agent import fewer_gpus, procs
 from remote_jobs.agent.attempt import ladder
 from remote_jobs.agent.command import Places
 from remote_jobs.agent.jobdir import JobDir, read_json
@@ -87,7 +87,7 @@ def replay(name: str, events: Iterable[Mapping[str, Any]]) -> Past:
             past.history = []
         if event.get("step") != name:
             continue
-        if kind == "attempt_started":
+        if kind in ("attempt_started", "step_queued"):  # queued: a GPU was left out before any attempt
             past.changes.update(data.get("changes") or {})
         elif kind == "attempt_judged":
             judged = {"verdict": data.get("verdict"), "progress": data.get("progress") or 0, "n": event.get("attempt")}
@@ -105,6 +105,8 @@ def parameters_set(name: str, given: Mapping[str, Any]) -> List[str]:
     found: List[str] = []
     for path, value in given.items():
         parts = str(path).split(".")
+        if parts == [name, fewer_gpus.GPUS]:  # how many is a person's word now, and which ones is open again
+            found += fewer_gpus.RESIZED
         if parts[:2] == [name, "with"]:
             found += parts[2:3] if len(parts) > 2 else list(value) if isinstance(value, dict) else []
     return found

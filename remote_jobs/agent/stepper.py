@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 from remote_jobs import protocol
 from remote_jobs.agent import (
     command,
+    fewer_gpus,
     gpu_access,
     hang,
     history,
@@ -101,6 +102,7 @@ class Stepper:
         self._suspicion: Tuple[str, str] = ("", "")
         self._argv: List[str] = []
         self._among: Optional[List[int]] = None
+        self._reading: Dict[str, Any] = {}
         self._forecasts = history.ForecastKeeper()
         self.apply_overrides()
 
@@ -228,6 +230,10 @@ class Stepper:
             if not self._surveyed(now):
                 return
             among, self._among = self._among, None
+            if among is not None and len(among) < self.spec.gpus:  # foreign work or a fault: as at a closed gate
+                self._gate_since = self._gate_since or now
+                self._closed(now, self._reading, can_wait=len(self._reading["survey"]["healthy"]) >= self.spec.gpus)
+                return
             self.claim, reason = gpu_access.claim_gpus(self.boss.claimer, self.boss.spec, self.spec, among)
             if self.claim is None:
                 self._due = now + (CLAIM_EVERY_S if among is None else SURVEY_EVERY_S)
@@ -241,7 +247,8 @@ class Stepper:
 
     def _surveyed(self, now: float) -> bool:
         """True once it is known which GPUs may be claimed; only asked for when some of the host's are enough."""
-        if not 0 < self.spec.gpus < (self.boss.spec.host_gpus or 0):
+        without = self.changes.get(fewer_gpus.WITHOUT) or []
+        if not 0 < self.spec.gpus < (self.boss.spec.host_gpus or 0) and not without:
             return True
         if self._side is None:
             spec, layout = self.boss.spec, self.boss.layout
@@ -251,7 +258,8 @@ class Stepper:
         if not self._side.ready():
             self._due = now + 0.1
             return False
-        self._among = gpu_access.usable(self._side.result)
+        self._reading = self._side.result or {}
+        self._among = gpu_access.usable(self._reading, without)
         self._side = None
         return True
 
@@ -259,6 +267,8 @@ class Stepper:
         if self.stop_kind:
             self._drop_side()
             self._end(EventKind.STEP_STOPPED, reason=self.stop_reason)
+            return
+        if not self.boss.may_start:
             return
         if self.spec.gpus <= 0:
             self._start(now)
@@ -268,8 +278,6 @@ class Stepper:
                 return
             if now < self._read_again_at and all(procs.is_alive(holder) for holder in self._holders):
                 self._due = now + GATE_EVERY_S
-        if not self.boss.may_start:
-            return
                 return
             self._side = self._gate_reading()
             return
@@ -283,13 +291,20 @@ class Stepper:
         if reading and reading.get("open"):
             self._start(now)
             return
-        reasons = (reading or {}).get("reasons") or ["the GPUs could not be read: {}".format(error)]
+        self._closed(now, reading or {"reasons": ["the GPUs could not be read: {}".format(error)]})
+
+    def _closed(self, now: float, reading: Mapping[str, Any], *, can_wait: Optional[bool] = None) -> None:
+        """The GPUs cannot be had now: wait, go on with fewer where the plan allows that, or give up."""
+        reasons = reading.get("reasons") or ["too few GPUs may be used"]
         waited = now - (self._gate_since or now)
         given = self.boss.spec.gate.get("wait_s")
         limit = GATE_WAIT_S if given is None else float(given)
-        self._broken = 0 if (reading or {}).get("can_wait", True) else self._broken + 1
+        can_wait = reading.get("can_wait", True) if can_wait is None else can_wait
+        self._broken = 0 if can_wait else self._broken + 1
+        if self._broken >= BROKEN_READS and self._went_smaller(reading):
+            return
         if waited > limit or self._broken >= BROKEN_READS:
-            answers = ((reading or {}).get("gpus") or {}).get("gpus")
+            answers = (reading.get("gpus") or {}).get("gpus")
             broken = ("gpu_hardware" if answers else "driver") if self._broken >= BROKEN_READS else None
             verdict = judge.gate_verdict(reasons, waited, broken=broken)
             self._end(EventKind.STEP_FAILED, reason=verdict["summary"], verdict=verdict)
@@ -298,16 +313,35 @@ class Stepper:
         if text != self._waiting:
             self._waiting = text
             self.boss.emit(EventKind.STEP_GATED, self.name, reasons=reasons, wait_s=limit)
-        self._holders = recovery.identities((reading or {}).get("holders") or [])
+        self._holders = recovery.identities(reading.get("holders") or [])
         self._read_again_at = now + (GATE_EVERY_LATER_S if waited > GATE_OFTEN_S and self._holders else 0.0)
-        self._due = now + GATE_EVERY_S
+        self._due = now + (SURVEY_EVERY_S if self.mode == CLAIM and self._broken == 0 else GATE_EVERY_S)
+
+    def _went_smaller(self, reading: Mapping[str, Any]) -> bool:
+        """Leave broken GPUs out before an attempt, where the plan allows fewer: claim again among the others."""
+        params = {**self.spec.params, **fewer_gpus.parameters(self.changes)}
+        without = self.changes.get(fewer_gpus.WITHOUT) or []
+        changes, why = fewer_gpus.change(self.spec, params, reading.get("survey") or {}, without)
+        if not changes:
+            return False
+        self.boss.emit(EventKind.STEP_QUEUED, self.name, reason="goes on {}".format(why), changes=changes)
+        self._change(changes)
+        self._release()
+        self.mode, self._due, self._broken, self._gate_since, self._waiting = CLAIM, 0.0, 0, None, None
+        return True
+
+    def _change(self, changes: Mapping[str, Any]) -> None:
+        """Run the next attempts with these."""
+        self.changes.update(changes)
+        self.spec = fewer_gpus.applied(self.spec, self.changes)
 
     # ----------------------------------------------------------------------------------------------------------- start
 
     def _start(self, now: float) -> None:
         boss = self.boss
         n = len(boss.fold.attempts(self.name)) + 1
-        params = {**self.spec.params, **self.changes}
+        params = {**self.spec.params, **fewer_gpus.parameters(self.changes)}
+        self._gate_since = None
         attempt = Attempt(
             boss.job, self.spec, self.index, n,
             params=params, changes=self.changes,
@@ -331,6 +365,9 @@ class Stepper:
                 exports=launch_env.timer_exports(self.spec),
             )  # fmt: skip
             env.update(launch_env.overlay_env(self.spec, boss.spec, boss.job, boss.layout, env))
+            if boss.allocation is not None:
+                argv, of_nodes = boss.allocation.across_nodes(self.spec, argv, n)
+                env.update(of_nodes)
             attempt.oom_kills_before = judge.oom_kills()
             attempt.patch_hash = env.get("ORCH_PATCHES")
             attempt.start(argv, env, boss.places.workdir, self.claim.fds if self.claim is not None else ())
@@ -365,9 +402,6 @@ class Stepper:
             self.progressed = True
             self._forecasts.take(attempt.snapshot()["bars"], now)
             self._report_phases()
-            if boss.allocation is not None:
-                argv, of_nodes = boss.allocation.across_nodes(self.spec, argv, n)
-                env.update(of_nodes)
         attempt.scan(now)
         attempt.log.enforce_limit()
         if self.stop_kind and not attempt.stopping:
@@ -592,6 +626,10 @@ class Stepper:
             self._end(EventKind.STEP_SUCCEEDED)
         elif attempt.stop_kind == "user" or self.stop_kind:
             self._end(EventKind.STEP_STOPPED, reason=attempt.stop_reason or self.stop_reason)
+        elif attempt.stop_kind == "slurm":  # its allocation ends: no failure, the next one goes on with it
+            self.boss.emit(EventKind.STEP_QUEUED, self.name, reason=attempt.stop_reason)
+            self._release()
+            self.mode, self._due = IDLE, now
         elif self._service_lost or self._need_is_down():
             self._service_lost = False
             self.boss.emit(EventKind.STEP_QUEUED, self.name, reason="waits until the service it needs is back")
@@ -604,7 +642,10 @@ class Stepper:
         verdict = result.get("verdict") or judge.unknown_verdict("the service ended by itself")
         self.history.append({"verdict": verdict, "progress": attempt.progress, "n": attempt.n})
         self._failed_at = now
-        decision = policy.decide(self.spec, verdict, self.history, attempt.params, self.boss.rng)
+        decision = policy.decide(
+            self.spec, verdict, self.history, attempt.params, self.boss.rng,
+            survey=result.get("survey"), without=self.changes.get(fewer_gpus.WITHOUT) or [],
+        )  # fmt: skip
         incident.note_decision(attempt.dir, decision)
         self._obey(decision, attempt.n, verdict, now)
 
@@ -612,7 +653,9 @@ class Stepper:
         if not decision.retry:
             self._end(EventKind.STEP_FAILED, reason=decision.reason, verdict=verdict)
             return
-        self.changes.update(decision.changes)
+        self._change(decision.changes)
+        if fewer_gpus.WITHOUT in decision.changes:
+            self._release()  # a claim is kept between attempts, but not one of a broken GPU
         at = time.time() + decision.delay_s
         self.boss.emit(
             EventKind.RETRY_SCHEDULED, self.name, n,
@@ -626,10 +669,6 @@ class Stepper:
             self._end(EventKind.STEP_STOPPED, reason=self.stop_reason)
         elif now >= self._due:
             self.mode, self._due = (IDLE if self._need_is_down() else CLAIM), 0.0
-        elif attempt.stop_kind == "slurm":  # its allocation ends: no failure, the next one goes on with it
-            self.boss.emit(EventKind.STEP_QUEUED, self.name, reason=attempt.stop_reason)
-            self._release()
-            self.mode, self._due = IDLE, now
 
     def _need_is_down(self) -> bool:
         needed = [self.boss.by_name[need] for need in self.spec.needs]
@@ -680,6 +719,12 @@ class Stepper:
         self.stop_kind, self.stop_reason = kind, reason
         self._due = 0.0
 
+    def give_up(self, verdict: Dict[str, Any]) -> None:
+        """Fail a step that may not start any more; one that still waits for others is left to their end."""
+        if self.mode in (CLAIM, GATE, BACKOFF) or (self.mode == IDLE and self.boss.fold.attempts(self.name)):
+            self._drop_side()
+            self._end(EventKind.STEP_FAILED, reason=verdict["summary"], verdict=verdict)
+
     def retry_now(self) -> None:
         """End a backoff at once."""
         if self.mode == BACKOFF:
@@ -694,9 +739,9 @@ class Stepper:
         """Take `orch retry --set step.key=value` into the step's record; what was ``given`` just now beats what the
         policy had changed before.
         """
-        self.spec = recovery.with_overrides(self.original, self.boss.overrides)
         for name in recovery.parameters_set(self.name, given or {}):
             self.changes.pop(name, None)
+        self.spec = fewer_gpus.applied(recovery.with_overrides(self.original, self.boss.overrides), self.changes)
 
     def recover(self, *, by_itself: bool) -> None:
         """Take up a step as an earlier supervisor left it: end what still runs of it, mark its attempt lost.
@@ -708,7 +753,8 @@ class Stepper:
             self.mode = DONE
             return
         past = recovery.replay(self.name, self.boss.replayed)
-        self.changes, self.history, self.kept = past.changes, past.history, past.kept
+        self.history, self.kept = past.history, past.kept
+        self._change(past.changes)
         attempts = self.boss.fold.attempts(self.name)
         last = attempts[-1] if attempts else None
         if last is not None and last["state"] not in protocol.ATTEMPT_TERMINAL:
@@ -717,12 +763,6 @@ class Stepper:
             rebooted = recovery.of_another_boot(self.boss.job, self.index, self.name, last["n"])
             verdict = self.boss.epitaph or judge.lost_verdict(last, [proc.pid for proc in left], rebooted=rebooted)
             kept = recovery.kept_by(self.boss.job, self.index, self.spec, last["n"], self.boss.places)
-    def give_up(self, verdict: Dict[str, Any]) -> None:
-        """Fail a step that may not start any more; one that still waits for others is left to their end."""
-        if self.mode in (CLAIM, GATE, BACKOFF) or (self.mode == IDLE and self.boss.fold.attempts(self.name)):
-            self._drop_side()
-            self._end(EventKind.STEP_FAILED, reason=verdict["summary"], verdict=verdict)
-
             self.kept = max(self.kept, kept)
             self.boss.emit(
                 EventKind.ATTEMPT_ENDED, self.name, last["n"], state="lost", exit_status=None,
@@ -733,7 +773,7 @@ class Stepper:
             )
             self.history.append({"verdict": verdict, "progress": kept, "n": last["n"]})
             if by_itself:
-                params = {**self.spec.params, **self.changes}
+                params = {**self.spec.params, **fewer_gpus.parameters(self.changes)}
                 decision = policy.decide(self.spec, verdict, self.history, params, self.boss.rng)
                 self._obey(decision, last["n"], verdict, time.monotonic())
                 return

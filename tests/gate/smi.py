@@ -27,6 +27,14 @@ def alive(pid):
     except OSError:
         return False
 text = open(state["base"]).read()
+if state.get("gpus"):  # as many as asked for, made of the first
+    begin, end = text.index("<gpu id="), text.index("</gpu>") + 6
+    one, tail = text[begin:end], text[text.rindex("</gpu>") + 6:]
+    several = [one.replace("00000000:00:06.0", "00000000:%02X:00.0" % (16 + i)).replace("GPU-00000000-", "GPU-%08d-" % i)
+               .replace("<minor_number>0", "<minor_number>%d" % i) for i in range(state["gpus"])]
+    several = [block for i, block in enumerate(several) if i not in state.get("gone", [])]
+    text = text[:begin] + "".join(several) + tail
+    text = text.replace("<attached_gpus>2", "<attached_gpus>%d" % state["gpus"])
 parts = text.split("<processes>")
 for gpu in range(len(parts) - 1):
     rows = [p for p in state["processes"] if p["gpu"] == gpu and (p.get("ghost") or alive(p["pid"]))]
@@ -34,6 +42,9 @@ for gpu in range(len(parts) - 1):
     head, mark, tail = parts[gpu].rpartition("<used>0 MiB</used>\\n\\t\\t\\t<free>143156 MiB</free>")
     if mark:
         parts[gpu] = head + "<used>%d MiB</used><free>0 MiB</free>" % used + tail
+    if gpu in state.get("lost", []):
+        head, mark, tail = parts[gpu].rpartition("<product_name>")
+        parts[gpu] = head + mark + "GPU is lost" + tail[tail.index("</product_name>"):]
     infos = "".join("<process_info><pid>%d</pid><type>%s</type><process_name>%s</process_name>"
                     "<used_memory>%d MiB</used_memory></process_info>"
                     % (p["pid"], p.get("type", "C"), p.get("name", "python"), p["mib"]) for p in rows)

@@ -129,3 +129,40 @@ def test_every_failure_class_has_a_policy() -> None:
     from remote_jobs.logs import FAILURE_CLASSES
 
     assert set(policy.POLICY) == set(FAILURE_CLASSES)
+
+
+HARDWARE = {**verdict("gpu_hardware", "uncorrectable ECC error", retry="no"), "evidence": []}
+
+
+def healthy(count: int, *faulty: int) -> dict[str, Any]:
+    """A survey of a host with so many GPUs."""
+    rows = [{"index": i, "uuid": f"GPU-{i}", "bus_id": f"0000:{16 + i:x}:00.0"} for i in range(count)]
+    return {
+        "healthy": [row for row in rows if row["index"] not in faulty],
+        "faulty": [{**row, "why": "Xid 79"} for row in rows if row["index"] in faulty],
+    }
+
+
+@pytest.mark.parametrize(
+    ("params", "gpus", "faulty", "least", "wanted"),
+    [
+        ({"tensor_parallel_size": 8}, 8, [2], 4, {"gpus": 4, "tensor_parallel_size": 4}),
+        ({"tensor_parallel_size": 8}, 8, [2], 5, None),  # 7 are left, and 8 has no divisor from 5 to 7
+        ({"tensor_parallel_size": 6}, 6, [0], 1, {"gpus": 6}),  # of 8: another one takes its place
+        ({"tensor_parallel_size": 4, "data_parallel_size": 2}, 8, [1], 1, {"gpus": 4, "data_parallel_size": 1}),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 4}, 8, [1], 1, {"gpus": 4, "tensor_parallel_size": 1}),
+        ({"tensor_parallel_size": 8}, 8, [0, 1, 2, 3, 4], 4, None),
+    ],
+)  # fmt: skip
+def test_a_broken_gpu_is_left_out_where_the_plan_allows_fewer(
+    params: dict[str, Any], gpus: int, faulty: list[int], least: int, wanted: dict[str, Any] | None
+) -> None:
+    """tensor_parallel_size shrinks to a divisor of itself, replicas to any number; never below what the plan says."""
+    step = StepSpec(name="s", uses="serve", params=params, gpus=gpus, retry={"gpu_hardware": {"fewer_gpus": {"min": least}}})
+    history = [{"verdict": HARDWARE, "progress": 0}]
+    found = policy.decide(step, HARDWARE, history, params, random.Random(1), survey=healthy(8, *faulty))
+    assert found.retry is (wanted is not None), found
+    if wanted is not None:
+        assert found.changes["without_gpus"] == [f"GPU-{i}" for i in faulty]
+        for name, value in wanted.items():
+            assert found.changes.get(name, gpus if name == "gpus" else None) == value, found.changes

@@ -13,7 +13,7 @@ import traceback
 from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
-from remote_jobs.agent import gate
+from remote_jobs.agent import gate, gpu_access
 from remote_jobs.agent.checks import checkpoint, data, disk, env, host, memory, model, timers
 from remote_jobs.agent.checks.context import FAIL, OK, SKIP, WARN, Job, Row, Step, row
 
@@ -141,6 +141,9 @@ def _gpus(job: Job, gpus: Callable[[], gate.GateReading]) -> Optional[Row]:
     if clean >= step.gpus:
         return row(WARN, "{} of the host's GPUs are clean, step {} takes {}; {}".format(clean, step.name, step.gpus, found),
                    "see who holds the others: orch gpus {}".format(job.spec.host))  # fmt: skip
+    smaller = gpu_access.starts_smaller(step.spec, reading.to_json())
+    if smaller:
+        return row(WARN, found, "the plan allows fewer GPUs: the step starts {}".format(smaller))
     if reading.orphans and not reading.holders and (job.spec.gate or {}).get("reap", "own") == "own":
         return row(WARN, found, "own orphans: they are ended before the start")
     if not reading.foreign:
