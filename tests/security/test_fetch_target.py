@@ -16,7 +16,6 @@ from orchestrator.services.shape import check_listing
 from tests.security.evil_host import NAME
 from tests.support.laptop import Answer, Laptop
 
-
 NUMBERS = itertools.count()
 
 
