@@ -19,7 +19,10 @@ from orchestrator.ui.job import (
     step_words,
 )
 from orchestrator.ui.parts import rows
-from orchestrator.ui.text import duration, one_line
+from orchestrator.ui.text import duration, one_line, seconds_between
+
+NOTES = 3
+"""Notes shown of a job; there may be twenty."""
 
 
 def status_lines(
@@ -74,6 +77,21 @@ def job_lines(job: Json, moment: Moment, *, processes: bool = False) -> list[Tex
         if processes:
             running = [one for attempt in step.get("attempts") or [] for one in attempt.get("processes") or []]
             lines.extend(Text(f"    {process_line(one)}") for one in running)
+    return [*lines, *note_lines(job, moment)]
+
+
+def note_lines(job: Json, moment: Moment) -> list[Text]:
+    """The newest notes of a job that has not ended well: what the host did beside its steps, or offers to do."""
+    notes: list[Any] = list(job.get("notes") or [])
+    if str(job.get("state")) == "succeeded" or not notes:
+        return []
+    lines = []
+    for note in notes[-NOTES:]:
+        ago = seconds_between(note.get("at"), None, moment.now)
+        when = f" ({duration(ago)} ago)" if ago is not None else ""
+        lines.append(Text(f"  note{when}: {one_line(str(note.get('text')))}", "yellow"))
+    if len(notes) > NOTES:
+        lines.append(Text(f"  {len(notes) - NOTES} earlier notes: orch status {job.get('id')} --json", "dim"))
     return lines
 
 

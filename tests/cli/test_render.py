@@ -179,6 +179,19 @@ def test_status_of_an_unreachable_host_shows_age_and_reason() -> None:
     assert lines[-2:] == ["gpubox: timed out", "  check the VPN"]
 
 
+def test_the_newest_notes_of_a_job_are_shown_until_it_has_succeeded() -> None:
+    notes = [{"at": (NOW - timedelta(minutes=9 - n)).isoformat(), "text": f"note {n}\x1b[31m"} for n in range(4)]
+    notes.append({"at": None, "text": "seen from another machine"})
+    shown = [line.plain for line in status_lines([job(notes=notes)], [], MOMENT)]
+    assert shown[-4:] == [
+        "  note (7m00s ago): note 2",
+        "  note (6m00s ago): note 3",
+        "  note: seen from another machine",
+        "  2 earlier notes: orch status eagle3-20261129-abc234 --json",
+    ]
+    assert not any("note" in line.plain for line in status_lines([job(state="succeeded", notes=notes)], [], MOMENT))
+
+
 def test_skew_is_shown_over_two_seconds() -> None:
     host = {"name": "gpubox", "reachable": True, "skew_s": -3600.0, "error": None, "unreadable": {"bad-job": "spec.json is torn"}}
     lines = [line.plain for line in status_lines([], [host], MOMENT)]

@@ -91,9 +91,13 @@ def test_retry_brings_the_secrets_again_from_the_environment(stage: Stage) -> No
             assert b"hf_second_value" not in path.read_bytes(), path
 
 
-def test_launch_prints_what_to_type_for_a_restart_after_a_reboot(stage: Stage) -> None:
-    answer = stage.laptop.run("launch", plan(stage, {"run": "true"}, restart_after_reboot=True), "--no-preflight", expect=0)
+def test_launch_and_status_print_what_to_type_for_a_restart_after_a_reboot(stage: Stage) -> None:
+    step = {"run": "until [ -e reboot-go ]; do sleep 0.05; done"}
+    answer = stage.laptop.run("launch", plan(stage, step, restart_after_reboot=True), "--no-preflight", expect=0)
     assert "restart_after_reboot" in answer.err
     assert "@reboot" in answer.err or "systemctl --user enable" in answer.err or "orch retry" in answer.err
     assert len(answer.out.split()) == 1, "stdout holds the id alone"
+    [note] = [line for line in stage.laptop.run("status", answer.out.strip(), expect=0).out.splitlines() if " note " in line]
+    assert "restart_after_reboot" in note
+    (stage.work / "reboot-go").touch()
     stage.laptop.run("wait", answer.out.strip(), "--timeout", 40, expect=0)
