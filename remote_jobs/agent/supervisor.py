@@ -19,7 +19,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
 from remote_jobs import protocol
-from remote_jobs.agent import control, gpu_access, history, notify, procs, reboot, recovery
+from remote_jobs.agent import control, gpu_access, history, notify, procs, reboot, recovery, usage
 from remote_jobs.agent.attempt import utc_now
 from remote_jobs.agent.command import Places
 from remote_jobs.agent.fold import Fold
@@ -70,6 +70,7 @@ class Supervisor:
         self.steppers = [Stepper(self, step, index + 1) for index, step in enumerate(spec.step_specs())]
         self.by_name = {stepper.spec.name: stepper for stepper in self.steppers}
         self.notifier = notify.Notifier(self)
+        self.usage = usage.UsageKeeper(self)
 
     def secret_values(self) -> List[str]:
         """Values that must appear in no record."""
@@ -231,6 +232,7 @@ class Supervisor:
                 self._tick(stepper)
             self._report_signals()
             self.notifier.tick(time.monotonic())
+            self.usage.tick(time.monotonic())
             self._flush_events()
             if self._urgent:
                 self.write_state(durable=True)
@@ -399,7 +401,8 @@ class Supervisor:
     def side_pids(self) -> List[int]:
         """Pids of side tasks: children of ours that are not the job's."""
         allocation = self.allocation.side_pids() if self.allocation is not None else []
-        return [*allocation, *self.notifier.side_pids(), *(pid for stepper in self.steppers for pid in stepper.side_pids())]
+        own = [*allocation, *self.notifier.side_pids(), *self.usage.side_pids()]
+        return [*own, *(pid for stepper in self.steppers for pid in stepper.side_pids())]
 
     def _all_gone(self) -> bool:
         """End what is left of the job in spite of everything (env -i, setsid): nothing outlives the final event."""
