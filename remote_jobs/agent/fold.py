@@ -141,6 +141,8 @@ class Fold:
         elif kind == "attempt_judged":
             attempt["state"] = data.get("state", attempt["state"])
             attempt["verdict"] = data.get("verdict")
+            if data.get("progress"):
+                attempt["kept"] = data["progress"]  # samples or checkpoints that the next attempt goes on from
         if kind in ("attempt_ended", "attempt_judged") and data.get("phases") is not None:
             attempt["phases"] = data["phases"]
             attempt["bars"] = data.get("bars", [])
