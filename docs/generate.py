@@ -1,6 +1,6 @@
-"""Put the tables of the code into docs/protocol.md and docs/states.md, between their markers.
+"""Put the tables of the code and the kept figures of the bench into the pages, between their markers.
 
-    python docs/generate.py            # rewrite
+    python docs/generate.py            # rewrite docs/protocol.md, docs/states.md, docs/figures.md and README.md
     python docs/generate.py --check    # exit 1 and say which page differs
 
 A block is `<!-- generated: NAME -->` ... `<!-- end -->`; NAME is a function of this file. The text around the blocks is
@@ -11,18 +11,37 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
 from remote_jobs import protocol  # noqa: E402 - a script in docs/ finds the package through the line above
 
-PAGES = ("protocol.md", "states.md")
+PAGES = ("protocol.md", "states.md", "figures.md", "../README.md")
+RESULTS = DOCS.parent / "bench" / "results"
+SECTIONS = ("launch", "know", "watch", "watchers", "wan", "scale", "preflight", "logs", "eta", "fuzz", "overnight", "peers")
+SHOWN = (
+    ("launch", "open connection -> running, loopback"),
+    ("launch", "`orch launch`, from the shell -> running, loopback"),
+    ("know", "exit -> controller knows, loopback"),
+    ("know", "exit -> controller knows, RTT 150 ms"),
+    ("watch", "laptop CPU a minute"),
+    ("watch", "host CPU a minute, agent + supervisor"),
+    ("watch", "supervisor RSS, peak"),
+    ("wan", "exit -> `orch wait` says so, RTT 150 ms, 1% lost"),
+    ("scale", "`orch status`, 50 hosts"),
+    ("scale", "`orch status`, 200 running jobs"),
+    ("scale", "`orch logs --tail 100`, log of 10,000 MB"),
+    ("overnight", "jobs that ended in the right state"),
+)
+"""Rows of the README's table: (section, how the row is called)."""
 BLOCK = re.compile(r"<!-- generated: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -146,10 +165,66 @@ def states() -> str:
     )
 
 
+def kept(section: str) -> dict[str, Any] | None:
+    """What `python -m bench SECTION --keep` wrote; None when it was never run."""
+    path = RESULTS / f"{section}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def where(record: dict[str, Any]) -> str:
+    """When, at which commit and on what."""
+    machine = record["machine"]
+    return (
+        f"{machine['at'][:10]}, commit {machine['commit']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, "
+        f"Python {machine['python']}, load {machine['load_1m']} at the end"
+    )
+
+
+def figures() -> str:
+    """The rows that the README shows; those never measured are left out."""
+    rows = []
+    for section, what in SHOWN:
+        record = kept(section)
+        for row in record["rows"] if record else ():
+            if row["what"] == what:
+                _, _, median, _, limit, _, peer, ratio = row["cells"]
+                rows.append([what, median, limit, f"{peer} ({ratio})" if peer else "", code(f'make bench B={section}')])
+    return table(["what", "median", "promised", "peer in the same run", "command"], rows) if rows else "Not measured yet."
+
+
+def peers() -> str:
+    """The table of `python -m bench peers`."""
+    record = kept("peers")
+    if record is None:
+        return "Not measured yet: `make bench B=peers`."
+    shown = record["tables"][0]
+    return f"{table(shown['head'], shown['cells'])}\n\n{where(record)}; `make bench B=peers`, {record['took_s'] // 60 + 1} minutes."
+
+
+def peer_notes() -> str:
+    """Settings of the peers, and what went otherwise than expected."""
+    record = kept("peers")
+    return "\n".join(f"- {note}" for note in record["tables"][0]["notes"]) if record else ""
+
+
+def all_figures() -> str:
+    """Every kept row."""
+    parts = []
+    for section in SECTIONS:
+        record = kept(section)
+        if record and record["rows"]:
+            rows = [row["cells"][1:] for row in record["rows"]]
+            head = ["what", "median", "min..max (n)", "limit", "", "peer, same run", "ratio"]
+            parts.append(f"## {section}\n\n`make bench B={section}` ({record['took_s']} s): {where(record)}.\n\n{table(head, rows)}")
+    return "\n\n".join(parts) or "Not measured yet."
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     each.__name__: each
-    for each in (events, records, names, operations, graces, transitions, diagram, states)
-}
+    for each in (
+        events, records, names, operations, graces, transitions, diagram, states, figures, peers, peer_notes, all_figures,
+    )
+}  # fmt: skip
 
 
 def current(text: str) -> str:
@@ -162,7 +237,7 @@ def main(arguments: list[str]) -> int:
     stale = [name for name in PAGES if current((DOCS / name).read_text()) != (DOCS / name).read_text()]
     if "--check" in arguments:
         for name in stale:
-            print(f"docs/{name} differs from remote_jobs/protocol.py: python docs/generate.py", file=sys.stderr)
+            print(f"docs/{name} differs from the code or from bench/results: python docs/generate.py", file=sys.stderr)
         return 1 if stale else 0
     for name in stale:
         page = DOCS / name

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import pty
 import re
@@ -74,8 +75,8 @@ class Terminal:
         while lines and not "".join(char.data for char in lines[-1]).strip():
             lines.pop()
         for line in lines:
-            for char in line:
-                text.append(char.data, style(char))
+            for look, run in itertools.groupby(line, key=style):  # one piece a style keeps the file small
+                text.append("".join(char.data for char in run), look)
             text.append("\n")
         return text
 
