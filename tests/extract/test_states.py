@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+from remote_jobs.steps.extraction.verify import limit_at
 from tests.extract.conftest import CONFIGS, NUM_LAYERS, Result, prompts, read_sample, write_rows
 
 LAYERS = (0, 2, 5, NUM_LAYERS)
@@ -156,6 +157,28 @@ def test_verify_finds_wrong_numbers(models: dict[str, Path], dataset: Path, run_
     again = run_extract(models["qwen3"], dataset, "--verify", "2")
     assert again.status == 1
     assert "differs from a fresh forward pass by 0.0" in again.last_line
+
+
+def test_the_limit_is_that_of_rounding_at_each_depth(
+    models: dict[str, Path], dataset: Path, run_extract: Run
+) -> None:
+    """bf16: what lies within rounding of a deep layer is found where the layer is shallow."""
+    flags = ("--dtype", "bfloat16")
+    result = run_extract(models["qwen3"], dataset, *flags)
+    proof = run_extract(models["qwen3"], dataset, *flags, "--verify", "3").manifest()["verified"]
+    limits = [proof["by_layer"][str(k)]["limit"] for k in LAYERS]
+    assert limits == sorted(limits)
+    assert 0.02 < limit_at(2, "bfloat16") < 0.03
+    assert 0.1 < limit_at(33, "bfloat16") < 0.12
+    assert all(seen["worst"] <= seen["limit"] / 2 for seen in proof["by_layer"].values()), proof
+    scale = 1 + (limits[LAYERS.index(2)] + limits[-1]) / 2
+    for layer_id, status in ((LAYERS[-1], 0), (2, 1)):
+        sample = read_sample(result.files()[13])
+        sample["hidden_states"][:, LAYERS.index(layer_id)] *= scale
+        save_file(sample, result.files()[13])
+        again = run_extract(models["qwen3"], dataset, *flags, "--verify", "3")
+        assert again.status == status, again.log[-2000:]
+    assert "layer id 2 differs from a fresh forward pass by 0.0" in again.last_line
 
 
 def test_default_layers_are_eagle3s(models: dict[str, Path], dataset: Path, tmp_path: Path) -> None:

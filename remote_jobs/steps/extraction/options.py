@@ -179,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
         "--verify-tolerance",
         type=_amount,
         metavar="X",
-        help="largest relative difference per sample and layer (default: 0.05 for 16-bit states, 0.001 for float32)",
+        help="largest relative difference per sample and layer (default: what rounding explains at that depth, in bfloat16 0.03 at layer id 2 and 0.11 at 33; 0.001 for float32)",
     )
     return parser
 
