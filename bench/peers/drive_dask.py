@@ -20,9 +20,9 @@ def main():
 
     if verb == "attach":  # the scheduler's address is all that an earlier life leaves
         try:
-            client = Client((config.folder / f"scheduler-{config.work.name}").read_text(), timeout=10)
-            ended = client.get_task_stream  # reachable at all
-            say(f"ended gave-up the scheduler lives, the future is gone {bool(ended)}")
+            with Client((config.folder / f"scheduler-{config.work.name}").read_text(), timeout=10) as client:
+                kept = client.list_datasets()
+                say(f"ended gave-up the scheduler answers, but futures went with their client; kept: {list(kept)}")
         except Exception as error:
             say(f"ended gave-up {type(error).__name__}")
         return
