@@ -133,6 +133,7 @@ class Server:
             "gpus": self._gpus,
             "preflight": self._preflight,
             "patch": self._patch,
+            "gc": self._gc,
         }
 
     # ------------------------------------------------------------------------------------------------------------ loop
@@ -373,6 +374,18 @@ class Server:
         from remote_jobs.agent import preflight
 
         return preflight.run(self.layout, request), b""
+
+    def _gc(self, request: Mapping[str, Any], payload: bytes) -> Answer:
+        from remote_jobs.agent.gc import Collector
+
+        collector = Collector(
+            self.layout,
+            Looker(self.layout),
+            older_than_s=float(request["older_than_s"]),
+            apply=request.get("apply") is True,
+            own_release=self.release,
+        )
+        return collector.run(), b""
 
     def _patch(self, request: Mapping[str, Any], payload: bytes) -> Answer:
         from remote_jobs.patches import host

@@ -34,6 +34,8 @@ def have(layout: Layout, wanted: Sequence[str]) -> List[Dict[str, Any]]:
     missing = []
     for sha256 in wanted:
         path = _blob(layout, sha256)
+        with contextlib.suppress(OSError):
+            os.utime(path)  # asked for: no `gc` takes it before the launch that is about to use it
         if not os.path.isfile(path):
             size = 0
             with contextlib.suppress(OSError):
