@@ -1,8 +1,10 @@
-"""Write a large checkpoint with random weights in 64 shards, straight to safetensors: `python make_checkpoint.py qwen3|deepseek FOLDER`.
+"""Write a large checkpoint with random weights in 64 shards, straight to safetensors.
+
+    python -m bench.gpu.make_checkpoint qwen3|deepseek FOLDER
 
 qwen3: about 14 GB (36 layers of 4096). deepseek: about 31 GB (27 layers of 2048, MLA, 64 experts). The weights are written
-shard by shard on the GPU's random generator, so that the making takes a minute and little memory. The tokenizer is none:
-the benchmark's prompts are token ids.
+shard by shard on the GPU's random generator, so that the making takes a minute and little memory. The tokenizer is the
+tiny checkpoints' one, filled up with words that no text has, so that every id can be printed.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, DeepseekV3Config, Qwen3Config
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, DeepseekV3Config, PreTrainedTokenizerFast, Qwen3Config
+
+from tests.pipeline import make_models
 
 SHARDS = 64
 CONFIGS = {
@@ -45,15 +50,26 @@ def expanded(name: str, shape: torch.Size) -> list[tuple[str, tuple[int, ...]]]:
     return [(name, tuple(shape))]
 
 
+def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with as many ids as the model has."""
+    core = json.loads(make_models.tokenizer().backend_tokenizer.to_str())
+    words = core["model"]["vocab"]
+    words.update({f"word{number}": number for number in range(max(words.values()) + 1, vocabulary)})
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(core)),
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=make_models.CHAT_TEMPLATE,
+    )
+
+
 def main() -> None:
     """See the module."""
     kind, folder = sys.argv[1], Path(sys.argv[2])
     config = CONFIGS[kind]()
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    tensors = [
-        item for name, value in model.state_dict().items() for item in expanded(name, value.shape)
-    ]
+    tensors = [item for name, value in model.state_dict().items() for item in expanded(name, value.shape)]
     total = sum(torch.Size(shape).numel() * 2 for _, shape in tensors)
     folder.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -88,6 +104,7 @@ def main() -> None:
     if kind == "deepseek":
         written |= {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
     (folder / "config.json").write_text(json.dumps(written, indent=1))
+    tokenizer(config.vocab_size).save_pretrained(folder)
     print(json.dumps({"model": kind, "bytes": total, "shards": SHARDS, "tensors": len(tensors)}))
 
 

@@ -14,7 +14,7 @@ steps=$here/remote_jobs/steps
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 ORCH_ROOT=$out/root PYTHONUNBUFFERED=1 COLUMNS=400
 mkdir -p "$out"
 for kind in $kinds; do
-    "$python" "$here/bench/gpu/make_checkpoint.py" "$kind" "$out/$kind"
+    PYTHONPATH=$here${PYTHONPATH:+:$PYTHONPATH} "$python" -m bench.gpu.make_checkpoint "$kind" "$out/$kind"
     case $kind in qwen3) layers=2,18,33,36 ;; *) layers=1,2,13,27 ;; esac
     "$python" - "$out/$kind.jsonl" <<'PY'
 import json, random, sys
