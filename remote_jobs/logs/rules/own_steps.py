@@ -21,5 +21,14 @@ RULES = (
     Rule("step-verification", "numerical", r"^VerificationError: ",
          "recomputed hidden states differ from the stored ones", "VerificationError: sample 3, line 4: layer id 30 differs from a fresh forward pass by 0.41 (relative, limit 0.05)", _OWN,
          advice="Do not train on these states: check layer ids, versions and patch sets, then extract again with overwrite.", shows_end=ALWAYS),
+    Rule("step-not-allowed", "auth", r"^IncompleteError: .*\bHTTP (?:401|403)\b",
+         "the server wants to know who asks", "IncompleteError: 5 of 5 prompts have no answer: a, b, ... (Refused: HTTP 401: Unauthorized)", _OWN,
+         advice="Give the step the server's API key in env:.", shows_end=ALWAYS),
+    Rule("step-refused", "config", r"^IncompleteError: .*(?:\(Refused: |\bHTTP (?:400|404|405|413|414|415|422|501)\b)",
+         "the server refuses what it is asked: the same request is refused again",
+         'IncompleteError: 100 of 100 prompts have no answer: a, b, ... (Refused: HTTP 400: {"error":{"message":"max_tokens must be at least 1, got 0."}})', _OWN,
+         advice="Change what the message names (max_tokens, sampling_params, model, the prompts' length), then retry: the answers so far are kept.", shows_end=ALWAYS),
+    Rule("step-no-answer", "network", r"^IncompleteError: .*(?:\(Unreachable: |\bHTTP (?:408|409|425|429|5\d\d)\b)",
+         "the server did not answer, or was too busy", "IncompleteError: 7 of 100 prompts have no answer: a, b, ... (Unreachable: HTTP 503: overloaded)", _OWN, shows_end=ALWAYS),
 )  # fmt: skip
 """Errors that a step found itself: certain, and nothing that the same command could survive."""

@@ -165,6 +165,8 @@ RULES = (
     Rule("type-error", "code_incompatibility", r"^(?:[\w.]+\.)?TypeError: ", "values of the wrong type meet", "TypeError: unsupported operand type(s) for +: 'int' and 'str'", _PY, rank=GENERIC, retry="after_change"),
     Rule("name-error", "code_incompatibility", r"^(?:NameError|UnboundLocalError): ", "the script uses a name that it never set", "NameError: name 'foo' is not defined", _PY, rank=GENERIC),
     Rule("key-error", "unknown", r"^(?:[\w.]+\.)?KeyError: ", "a key is missing", "KeyError: 'prompt'", _PY, rank=GENERIC, retry="after_change"),
+    Rule("http-refused", "config", r"^(?:[\w.]+\.)?(?:BadRequestError|UnprocessableEntityError|HTTPError|HTTPStatusError|ClientResponseError)\b.{0,40}\b(?:400|405|413|414|415|422)\b",
+         "a server refused a request as wrong", "openai.BadRequestError: Error code: 400 - {'error': {'message': 'max_tokens must be at least 1'}}", "openai, requests, httpx, aiohttp", rank=GENERIC),
     Rule("timeout-error", "network", r"^(?:[\w.]+\.)?(?:TimeoutError|TimeoutExpired|Timeout)\b|\[Errno 110\]|timed out after \d+", "something took longer than it was given", "TimeoutError: The operation timed out", _PY, rank=GENERIC, retry=YES),
     Rule("python-exception", "unknown", r"^(?P<type>(?:[A-Za-z_]\w*\.)*(?:Exception|[A-Z]\w*(?:Error|Exception|Interrupt|Failure|Fault|Died|Timeout|Expired)))\b(?::|$)",
          "an exception that no rule knows", "mypkg.CustomError: something odd", _PY, rank=GENERIC + 1, retry="after_change"),
