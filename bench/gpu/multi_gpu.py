@@ -40,7 +40,11 @@ class Site:
         self.args, self.root, self.work = args, args.out / "root", args.out / "work"
         self.work.mkdir(parents=True, exist_ok=True)
         entry = sshd.inventory_entry(
-            root=str(self.root), python=str(args.python), gpus=args.gpus, env=dict(args.env)
+            root=str(self.root),
+            python=str(args.python),
+            agent_python=str(args.python),
+            gpus=args.gpus,
+            env=dict(args.env),
         )
         self.laptop = Laptop(args.out / "laptop", {"box": entry}, environment=dict(args.laptop_env))
         self.jobs: list[JobDir] = []
