@@ -396,7 +396,8 @@ class Stepper:
         attempt = self.attempt
         assert attempt is not None
         if attempt.exit_status is not None:
-            self._on_ended(now)
+            if self.boss.allocation is None or not self.boss.allocation.takes(attempt, now):
+                self._on_ended(now)
             return
         if attempt.read_log():
             self.progressed = True
@@ -764,6 +765,7 @@ class Stepper:
             verdict = self.boss.epitaph or judge.lost_verdict(last, [proc.pid for proc in left], rebooted=rebooted)
             kept = recovery.kept_by(self.boss.job, self.index, self.spec, last["n"], self.boss.places)
             self.kept = max(self.kept, kept)
+            ended = "stopped" if self.boss.cancelled else "lost"
             self.boss.emit(
                 EventKind.ATTEMPT_ENDED, self.name, last["n"], state="lost", exit_status=None,
                 reason=verdict["summary"],

@@ -61,6 +61,8 @@ class Supervisor:
         self.allocation: Optional[Allocation] = None
         self.epitaph: Optional[Dict[str, Any]] = None
         """What attempts died of that an earlier supervisor left unfinished, where that is known from elsewhere."""
+        self.cancelled = False
+        """Those were ended because somebody wanted the job to stop."""
         events = list(job.read_events())
         self.events = EventLog(job)
         for event in events:
@@ -525,6 +527,7 @@ def main_settle(root: str, job_id: str) -> int:
         return 0
     supervisor = Supervisor(layout, job, job.spec(), _load_secrets(job, {}), lock)
     supervisor.epitaph = given.get("verdict")
+    supervisor.cancelled = bool(given.get("cancelled"))
     supervisor.settle()
     lock.release()
     print("ok")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +27,7 @@ SlurmUser=root
 SlurmctldPort={port}
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo={auth}cred_expire=3
+AuthInfo={auth}cred_expire=5
 StateSaveLocation={d}/state
 SlurmdSpoolDir={d}/spool.%n
 SlurmctldPidFile={d}/slurmctld.pid
@@ -39,7 +40,7 @@ JobAcctGatherType=jobacct_gather/none
 SlurmdParameters=config_overrides
 SwitchType=switch/none
 MpiDefault=none
-ReturnToService=2
+ReturnToService=1
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 GresTypes=gpu
@@ -142,7 +143,10 @@ class Cluster:
         self._daemon(["munged", "--force", f"--key-file={key}", f"--pid-file={base}/pid", f"--log-file={base}/log", f"--seed-file={base}/seed", f"--socket={self.socket}"], base / "pid")  # fmt: skip
 
     def start_controller(self, *, clean: bool = False) -> None:
-        """slurmctld, with the state it saved unless `clean`."""
+        """slurmctld, with the state it saved unless `clean`: then it forgets everything, its last job id too."""
+        if clean:
+            for path in (self.folder / "state").iterdir():
+                path.unlink() if path.is_file() else shutil.rmtree(path)
         self._daemon(["slurmctld", *(["-c"] if clean else []), "-f", str(self.conf)], self.folder / "slurmctld.pid")
 
     def stop_controller(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import tempfile
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from tests.slurm.cluster import PATH, Cluster
-from tests.support.host_side import Agent, HostSide
+from tests.support.host_side import Agent, HostSide, look
 from tests.support.jobdir import JobDir
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="session")
@@ -65,3 +67,26 @@ def agent(login: Login) -> Agent:
 def events_of(job: JobDir, kind: str) -> list[dict[str, Any]]:
     """Events of one kind."""
     return [event for event in job.events() if event["kind"] == kind]
+
+
+def view(agent: Agent, job: str = "job-1") -> dict[str, Any]:
+    """The state object of a job, with what Slurm says of it."""
+    return dict(look(agent, job)["state"])
+
+
+def until(agent: Agent, state: str, job: str = "job-1", within_s: float = 25.0) -> dict[str, Any]:
+    """Look until the job is in a state; that state object."""
+    seen: dict[str, Any] = {}
+
+    def there() -> bool:
+        seen.update(view(agent, job))
+        return bool(seen["state"] == state)
+
+    wait_until(there, f"{job} is {state}", within_s=within_s, every_s=0.2, seen=lambda: seen)
+    return seen
+
+
+def submissions(job: JobDir) -> list[str]:
+    """Slurm's ids of all submissions, oldest first."""
+    folders = sorted((job.path / "slurm").iterdir(), key=lambda path: int(path.name))
+    return [json.loads((folder / "answer.json").read_text())["id"] for folder in folders]

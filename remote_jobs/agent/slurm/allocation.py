@@ -22,12 +22,15 @@ from remote_jobs.agent.slurm import client, script, submissions, verdicts
 from remote_jobs.protocol import EventKind
 
 if TYPE_CHECKING:
+    from remote_jobs.agent.attempt import Attempt
     from remote_jobs.agent.supervisor import Supervisor
 
 STOP_KIND = "slurm"
 """`stop_kind` of an attempt that ends because its allocation does: no failure, and no try used up."""
 ASK_AGAIN_S = 600.0
 REPLACED_EVERY_S = 10.0
+TERM_SPREAD_S = 1.0
+_BY_TERM = (-int(signal.SIGTERM), 128 + int(signal.SIGTERM))
 
 
 class Allocation:
@@ -48,6 +51,7 @@ class Allocation:
         self._replaced_at = 0.0
         self._leaving: Optional[str] = None
         self._reason = ""
+        self._left_at = 0.0
         self._given_up = False
         self._first_seq = boss.events.seq
 
@@ -99,9 +103,23 @@ class Allocation:
             attempt = stepper.attempt
             if attempt is not None and not attempt.stopping and attempt.exit_status is None:
                 attempt.request_stop(STOP_KIND, self._reason, told=self._leaving == "taken")
-        if any(stepper.attempt is not None for stepper in steppers) or all(s.finished for s in steppers):
+        if all(stepper.finished for stepper in steppers):
+            return False
+        if any(s.attempt is not None and not (s.attempt.exit_status is not None and self.takes(s.attempt, now)) for s in steppers):
             return False
         return self._left()
+
+    def takes(self, attempt: "Attempt", now: float) -> bool:
+        """True when an ended attempt is not to be judged here: Slurm took the allocation, and says why afterwards.
+
+        Slurm's TERM reaches the step and us in any order, so one that a TERM ended is kept back for a moment.
+        """
+        ended = attempt.ended_mono or now
+        if attempt.stop_kind not in (None, STOP_KIND):
+            return False
+        if self._leaving == "taken":
+            return ended >= self._left_at - TERM_SPREAD_S
+        return attempt.exit_status in _BY_TERM and now - ended < TERM_SPREAD_S
 
     def _watch_clock(self, now: float) -> None:
         if self._asking is None:
@@ -126,7 +144,7 @@ class Allocation:
 
     def _leave(self, kind: str, reason: str) -> None:
         if self._leaving is None or kind == "taken":
-            self._leaving, self._reason = kind, reason
+            self._leaving, self._reason, self._left_at = kind, reason, time.monotonic()
             self.boss.may_start = False
             self.boss.emit(EventKind.NOTE, text="{}: running steps are told to save and end".format(reason), slurm=self.id)
 

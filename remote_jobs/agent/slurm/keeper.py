@@ -94,8 +94,14 @@ def find_row(reading: Reading, submission: Submission) -> Optional[queue.Row]:
     return found or queue.Row(submission.id, submission.name, queue.GONE)
 
 
-def settle(layout: Layout, job: JobDir, verdict: Optional[Dict[str, Any]] = None) -> str:
+def settle(
+    layout: Layout, job: JobDir, verdict: Optional[Dict[str, Any]] = None, *, cancelled: bool = False
+) -> str:
     """Record what has happened to a job that no supervisor watches, and obey its requests, without starting anything.
+
+    Args:
+        verdict: what attempts died of that were cut short.
+        cancelled: they were, because somebody cancelled the job.
 
     Returns:
         ``ok``, or ``held`` when a supervisor lives after all.
@@ -109,7 +115,7 @@ def settle(layout: Layout, job: JobDir, verdict: Optional[Dict[str, Any]] = None
     if not os.path.exists(os.path.join(entry, "__main__.py")):
         entry = os.path.join(entry, "remote_jobs", "agent", "__main__.py")
     argv = [sys.executable, "-I", "-S", entry, "supervise", "--root", layout.root, "--job", job.id, "--settle"]
-    given = json.dumps({"verdict": verdict}).encode("utf-8") + b"\n"
+    given = json.dumps({"verdict": verdict, "cancelled": cancelled}).encode("utf-8") + b"\n"
     try:
         done = subprocess.run(
             argv, input=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=SETTLE_TIMEOUT_S, check=False
@@ -262,7 +268,7 @@ def _settle_end(layout: Layout, job: JobDir, row: queue.Row) -> bool:
     if row.state == "CANCELLED" and not _stop_asked(job):
         control.post(job, "stop", {"reason": "cancelled in Slurm (scancel {})".format(row.id)})
     verdict = None if left_by_itself(job) else verdicts.of_end(named(row))
-    return settle(layout, job, verdict) == "ok"
+    return settle(layout, job, verdict, cancelled=row.state == "CANCELLED") == "ok"
 
 
 def named(row: queue.Row) -> queue.Row:

@@ -32,6 +32,7 @@ _ENDS: Mapping[str, Tuple[str, str, str, str]] = {
         "host_oom", "after_change", "a process of the job went over the memory limit of the allocation",
         "ask for more in the inventory: sbatch: [--mem=0] takes all memory of the node",
     ),
+    "CANCELLED": ("killed", "no", "it was cancelled (scancel)", ""),
     "REVOKED": ("killed", "yes", "another cluster of the federation took the job", ""),
     GONE: (
         "killed", "yes", "Slurm no longer knows the job, and its directory has no final event",

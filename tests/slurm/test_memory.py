@@ -1,0 +1,101 @@
+"""What Slurm forgets: ended jobs after a while, ids for ever. With accounting it is asked, without it our directory tells."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import PATH, Cluster
+from tests.slurm.conftest import Login, events_of, submissions, until, view
+from tests.slurm.test_ends import ONCE
+from tests.support.host_side import attempts
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder with a short path: sockets lie in it."""
+    folder = Path(tempfile.mkdtemp(prefix="orch-slurm-", dir="/var/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def die_unseen(cluster: Cluster, login: Login) -> str:
+    """A job whose batch script is killed while nobody looks, until Slurm's controller has forgotten it; its id."""
+    agent = login.agent()
+    job = login.launch(agent, [{"name": "work", "run": ONCE}])
+    wait_until((login.work / "up").exists, "the step runs")
+    agent.close()
+    os.kill(job.supervisor, signal.SIGKILL)
+    [number] = submissions(job)
+    wait_until(lambda: number not in cluster.queue(), "Slurm has forgotten the job", within_s=90, every_s=0.2)
+    return number
+
+
+def test_without_accounting_and_with_ids_used_again(short_folder: Path, tmp_path: Path) -> None:
+    """Forgotten by a Slurm without accounting, a job is known by its directory; an id handed out again is not ours."""
+    with Cluster(short_folder / "s", nodes=("n1",), min_job_age_s=2) as cluster, Login(tmp_path / "login", cluster) as login:
+        die_unseen(cluster, login)
+        agent = login.agent()
+        until(agent, "succeeded", within_s=30)
+        assert [state for state, _ in attempts(agent, "job-1")] == ["lost", "succeeded"]
+        [lost] = [item for item in view(agent)["steps"][0]["attempts"] if item["state"] == "lost"]
+        assert lost["verdict"]["signature"] == "slurm_gone"
+
+        job = login.launch(agent, "touch ran", "job-2", slurm={"sbatch": ["--hold"]})
+        [number] = submissions(job)
+        until(agent, "queued", "job-2")
+        cluster.stop_controller()
+        cluster.start_controller(clean=True)
+        wait_until(lambda: cluster.node_states() == ["idle"], "the node is back", within_s=20)
+        theirs = ""
+        while theirs != number:
+            theirs = cluster.run("sbatch", "--parsable", "-o", "/dev/null", "--wrap", "exit 1").strip()
+        wait_until(lambda: len(submissions(job)) == 2, "ours is submitted again", within_s=30, seen=lambda: view(agent, "job-2"))
+        assert not events_of(job, "step_failed")
+        cluster.run("scontrol", "release", submissions(job)[1])
+        until(agent, "succeeded", "job-2")
+
+
+class Database:
+    """MariaDB and slurmdbd for one cluster."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder, self.port = folder, port
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Both daemons; slurmdbd keeps trying until the database answers."""
+        data, socket = self.folder / "my", self.folder / "my.sock"
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": {**os.environ, "PATH": PATH}}
+        subprocess.run(["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--user=root", "--auth-root-authentication-method=normal", "--skip-test-db"], check=True, **quiet)  # type: ignore[call-overload]
+        self.processes.append(subprocess.Popen(["mariadbd", "--no-defaults", "--user=root", f"--datadir={data}", f"--socket={socket}", "--skip-networking", "--innodb-buffer-pool-size=64M"], **quiet))  # type: ignore[call-overload]
+        sql = "create database slurm_acct_db; create user slurm@localhost identified by 'x'; grant all on slurm_acct_db.* to slurm@localhost;"
+        wait_until(lambda: subprocess.run(["mariadb", "--no-defaults", f"--socket={socket}", "-u", "root", "-e", sql], check=False, **quiet).returncode == 0, "the database answers")  # type: ignore[call-overload]
+        conf = self.folder / "slurmdbd.conf"
+        conf.write_text(
+            f"AuthType=auth/munge\nDbdHost=localhost\nDbdPort={self.port}\nSlurmUser=root\nStorageType=accounting_storage/mysql\nStorageHost=localhost\n"
+            f"StorageUser=slurm\nStoragePass=x\nStorageLoc=slurm_acct_db\nLogFile={self.folder}/slurmdbd.log\nPidFile={self.folder}/slurmdbd.pid\n"
+        )
+        conf.chmod(0o600)
+        my = self.folder / "my.cnf"  # slurmdbd's client library finds the socket here
+        my.write_text(f"[client]\nsocket={socket}\n")
+        env = {**os.environ, "PATH": PATH, "SLURM_CONF": str(self.folder / "slurm.conf"), "MARIADB_HOME": str(self.folder), "MYSQL_HOME": str(self.folder), "MYSQL_UNIX_PORT": str(socket)}
+        self.processes.append(subprocess.Popen(["slurmdbd", "-D"], **{**quiet, "env": env}))  # type: ignore[call-overload]
+
+    def stop(self) -> None:
+        """End both, slurmdbd first."""
+        for process in reversed(self.processes):
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
