@@ -27,6 +27,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "stop": ("control", "Stop a job; final until `orch retry`."),
     "retry": ("control", "Take a failed, stopped or lost job up again."),
     "fetch": ("fetch", "Bring files of a job here."),
+    "merge": ("merge", "Make one output of the fetched ranges of an extraction that was split over hosts."),
     "forward": ("forward", "Forward a local port to a service of a job, until the job ends or Ctrl-C."),
     "history": ("status", "List past and present jobs with durations, attempts and verdicts."),
     "explain": (

@@ -13,6 +13,7 @@ from orchestrator.cli.options import (
     JsonOption,
     PlanArgument,
     SetOption,
+    complete_groups,
     examples,
     open_session,
     seconds,
@@ -29,6 +30,7 @@ def register(app: typer.Typer) -> None:
             "orch launch plan.yaml --host gpubox --set extract.with.layers=[2,30] --attempts 2",
             "job=$(orch launch plan.yaml) && orch wait $job",
             "orch launch plan.yaml --wait 30m    # let a foreign GPU process end first",
+            "orch launch plan.yaml --any h200s   # the first host of the group whose GPUs are free",
         )
     )(launch)
     app.command(epilog=examples("orch preflight plan.yaml", "orch preflight plan.yaml --deep --json"))(
@@ -39,6 +41,15 @@ def register(app: typer.Typer) -> None:
 def launch(
     plan: PlanArgument,
     host: HostOption = None,
+    any_of: Annotated[
+        str | None,
+        typer.Option(
+            "--any",
+            metavar="GROUP",
+            help="The first host of a group (or of HOST,HOST) whose gate is open; exits 4 when none is.",
+            autocompletion=complete_groups,
+        ),
+    ] = None,
     sets: SetOption = None,
     attempts: Annotated[
         int | None,
@@ -64,40 +75,37 @@ def launch(
     """Start a plan on a host and print the job id alone on stdout.
 
     The job runs detached: it outlives this command, the connection and the laptop. A launch that was cut short is
-    taken up again by the same command, never started twice.
+    taken up again by the same command, never started twice. A step that is split over hosts is one job on each, and
+    one id a line.
     """
     from orchestrator.cli.progress import transfer_progress
-    from orchestrator.services.launch import confirm
-    from orchestrator.services.launch import launch as start
+    from orchestrator.services.launch import Wanted, confirm
+    from orchestrator.services.launch_hosts import launch_plan
     from orchestrator.services.resolve import FoundJob
     from orchestrator.ui.console import document, out
 
     wait_gate_s = seconds(wait_gate, "--wait") or 0.0
     with open_session(inventory) as session:
         with transfer_progress("uploading") as progress:
-            answer = start(
-                session,
-                plan,
-                host=host,
-                sets=sets or [],
-                attempts=attempts,
-                preflight=preflight,
-                wait_gate_s=wait_gate_s,
-                new=new,
-                progress=progress,
+            wanted = Wanted(attempts, preflight, wait_gate_s, new)
+            answers = launch_plan(
+                session, plan, wanted, host=host, group=any_of, sets=sets or [], progress=progress
             )
         if as_json:
-            document({"job": answer.job, "host": answer.host, "adopted": answer.adopted})
+            rows = [{"job": one.job, "host": one.host, "adopted": one.adopted} for one in answers]
+            document(rows[0] if len(rows) == 1 else {**rows[0], "jobs": rows})
         else:
-            out(answer.job)
+            for one in answers:
+                out(one.job)
         if not watch:
             # From here on there is nothing left that could fail or take time but the note itself.
             session.disconnect()
-        confirm(session, answer)
+        for one in answers:
+            confirm(session, one)
         if watch:
             from orchestrator.cli.watch import watch_jobs
 
-            code = watch_jobs(session, [FoundJob(answer.job, answer.host)])
+            code = watch_jobs(session, [FoundJob(one.job, one.host) for one in answers])
             if code:
                 raise typer.Exit(code)
 

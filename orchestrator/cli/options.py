@@ -28,6 +28,17 @@ def complete_hosts(incomplete: str) -> list[str]:
     return []
 
 
+def complete_groups(incomplete: str) -> list[str]:
+    """Groups and hosts of the inventory; silent when there is none."""
+    with contextlib.suppress(Exception):
+        from orchestrator.core.inventory import load_inventory
+
+        found = load_inventory(None)
+        groups = [*found.groups, *(host.group for host in found.hosts.values() if host.group)]
+        return [name for name in dict.fromkeys([*groups, *found.hosts]) if name.startswith(incomplete)]
+    return []
+
+
 def complete_jobs(incomplete: str) -> list[str]:
     """Ids of jobs seen from this laptop, newest first; no host is asked."""
     with contextlib.suppress(Exception):

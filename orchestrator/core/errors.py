@@ -20,6 +20,7 @@ change next. `orchestrator.cli` turns these into text or JSON and an exit status
     │   ├── HostRefused         the agent understood and said no
     │   └── ChannelTimeout      connected, but no answer in time (transient)
     ├── ProtocolError (3)       bytes of another version, or not ours at all
+    ├── Incomplete (1)          parts of an output are missing or damaged
     ├── GateClosed (4)          someone else holds the GPUs
     ├── PreflightFailed (4)     a check failed before anything was started
     ├── JobFailed (1)           the job ended badly (failed, stopped)
@@ -234,6 +235,13 @@ class ProtocolError(OrchError):
 
     code = "protocol"
     exit_status = 3
+
+
+class Incomplete(OrchError):
+    """What was to be put together is not all there, or damaged."""
+
+    code = "incomplete"
+    exit_status = 1
 
 
 class GateClosed(OrchError):

@@ -6,7 +6,7 @@ Resolving an ssh alias is the business of orchestrator.hosts; here it is only a 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +23,7 @@ from orchestrator.core.schema import (
     Duration,
     Env,
     Strict,
+    Texts,
     check,
     duration_s,
     suggest,
@@ -112,15 +113,17 @@ SLURM_KEYS = (
 
 class _File(Strict):
     hosts: dict[str, Host]
+    groups: dict[str, Texts] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """The hosts by name, and the file they came from (None when they were made up by a program)."""
+    """The hosts by name, groups of them, and the file they came from (None when they were made up by a program)."""
 
     hosts: Mapping[str, Host]
     path: Path | None = None
     document: Document | None = field(default=None, repr=False, compare=False)
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def host(self, name: str) -> Host:
         """A host.
@@ -133,6 +136,31 @@ class Inventory:
                 f"no host is called {name!r} in {self.path}", suggest(name, self.hosts, "hosts")
             )
         return self.hosts[name]
+
+
+    def choice(self, text: str) -> list[str]:
+        """The hosts that `--any` chooses from, in order: a group of ``groups:``, the hosts with ``group: NAME`` in the
+        order of the file, or hosts with commas between them.
+
+        Raises:
+            ConfigError: no such group or host.
+        """
+        named = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+        if len(named) > 1:
+            for name in named:
+                self.host(name)
+            return named
+        group = named[0] if named else text
+        own = [name for name, host in self.hosts.items() if host.group == group]
+        if group in self.groups or own:
+            return list(dict.fromkeys([*self.groups.get(group, ()), *own]))
+        if group in self.hosts:
+            return [group]
+        groups = [*self.groups, *(host.group for host in self.hosts.values() if host.group)]
+        raise ConfigError(
+            f"no group or host is called {group!r} in {self.path}",
+            suggest(group, dict.fromkeys([*groups, *self.hosts]), "groups and hosts"),
+        )
 
 
 def load_inventory(path: Path | str | None = None) -> Inventory:
@@ -167,10 +195,19 @@ def load_inventory(path: Path | str | None = None) -> Inventory:
     problems += wrong_shapes
     if problems or inventory is None:
         raise ConfigError.of(in_order(problems), f"the inventory {name}")
+    for group, members in inventory.groups.items():
+        problems += [
+            document.problem(
+                ("groups", group), f"groups.{group}: no host is called {name!r}", suggest(name, inventory.hosts, "hosts")
+            )
+            for name in members
+            if name not in inventory.hosts
+        ]
+    if problems:
+        raise ConfigError.of(in_order(problems), f"the inventory {name}")
     folder = found.resolve().parent
-    return Inventory(
-        {key: _with_paths(host, folder) for key, host in inventory.hosts.items()}, found, document
-    )
+    hosts_here = {key: _with_paths(host, folder) for key, host in inventory.hosts.items()}
+    return Inventory(hosts_here, found, document, inventory.groups)
 
 
 def _find() -> Path:

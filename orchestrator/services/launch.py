@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.errors import GateClosed, HostRefused, OrchError, PreflightFailed, UsageError
+from orchestrator.core.errors import (
+    ConfigError,
+    GateClosed,
+    HostRefused,
+    OrchError,
+    PreflightFailed,
+    UsageError,
+)
 from orchestrator.core.split import expand, for_ranges, one_after_another
 from orchestrator.services import notify
 from orchestrator.services.look import job_view, remember
@@ -167,28 +174,64 @@ def confirm(session: Session, launched: Launched) -> None:
     remember(session, [launched.view])
 
 
-def load(session: Session, plan: Path, *, host: str | None, sets: Sequence[str]) -> tuple[LoadedPlan, str]:
-    """The plan and the host that it goes to: ``--host``, the plan's, or the only one of the inventory.
+def read_plan(session: Session, plan: Path, sets: Sequence[str]) -> LoadedPlan:
+    """The plan with its ``--set`` options; its warnings are said.
 
     Raises:
-        ConfigError, UsageError: no such plan or host, or several hosts and none named.
+        ConfigError: it is wrong.
     """
     from orchestrator.core.plan import load_plan
 
     loaded = load_plan(plan, list(sets))
     for warning in loaded.warnings:
         session.say(f"orch: {warning}")
+    return loaded
+
+
+def load(session: Session, plan: Path, *, host: str | None, sets: Sequence[str]) -> tuple[LoadedPlan, str]:
+    """The plan and the one host that it goes to.
+
+    Raises:
+        ConfigError, UsageError: as :func:`load_for`, and when a step is split over several hosts.
+    """
+    loaded, hosts = load_for(session, plan, host=host, sets=sets)
+    if len(hosts) != 1:
+        raise UsageError(f"{plan} is split over several hosts: {', '.join(hosts)}", "use `orch launch`")
+    return loaded, hosts[0]
+
+
+def load_for(
+    session: Session, plan: Path, *, host: str | None, sets: Sequence[str]
+) -> tuple[LoadedPlan, list[str]]:
+    """The plan and its host: ``--host``, the plan's, or the only one of the inventory; several for a step that is
+    split over hosts.
+
+    Raises:
+        ConfigError, UsageError: no such plan or host, or several hosts and none named.
+    """
+    loaded = read_plan(session, plan, sets)
+    for index, step in enumerate(loaded.plan.steps):
+        if step.split.hosts:
+            if host is not None:
+                hint = f"do all ranges on one host: --set {step.name}.split={step.split.ranges}"
+                raise UsageError(f"{step.name}.split names its hosts, and --host {host} another", hint)
+            for wanted in step.split.hosts:
+                try:
+                    session.host(wanted)
+                except ConfigError as error:
+                    raise loaded.error(("steps", index, "split"), error.message, error.hint) from None
+            return loaded, list(step.split.hosts)
     name = host or loaded.plan.host
     if name is None:
         names = session.host_names()
         if len(names) != 1:
             raise UsageError(
                 f"{plan} names no host, and the inventory has {', '.join(names) or 'none'}",
-                "add `host:` to the plan, or say --host NAME",
+                "add `host:` to the plan, or say --host NAME or --any GROUP",
             )
         name = names[0]
     session.host(name)
-    return loaded, name
+    return loaded, [name]
 
 
 def prepare(session: Session, loaded: LoadedPlan, host: str, wanted: Wanted) -> Prepared:

@@ -26,20 +26,31 @@ def preflight(
         ConfigError, UsageError: plan, inventory or ``--set``. HostError: the host could not be asked.
     """
     from orchestrator.core.ids import new_job_id
-    from orchestrator.services.launch import build, load
+    from orchestrator.services.launch import build, load_for
 
-    loaded, name = load(session, plan, host=host, sets=sets)
-    now = session.now()
-    prepared = build(session, loaded, name, job=new_job_id(loaded.plan.name, now), created_at=iso(now))
-    return run_checks(session, prepared, deep=deep)
+    loaded, names = load_for(session, plan, host=host, sets=sets)
+    checks: list[dict[str, Any]] = []
+    for name in names:
+        now = session.now()
+        prepared = build(session, loaded, name, job=new_job_id(loaded.plan.name, now), created_at=iso(now))
+        found = run_checks(session, prepared, deep=deep)["checks"]
+        checks += found if len(names) == 1 else [{**row, "found": f"{name}: {row['found']}"} for row in found]
+    return {"ok": not any(check.get("verdict") == "fail" for check in checks), "checks": checks}
 
 
 def run_checks(
-    session: Session, prepared: Prepared, *, deep: bool, wait_gate: bool = False
+    session: Session,
+    prepared: Prepared,
+    *,
+    deep: bool,
+    wait_gate: bool = False,
+    only: Sequence[str] | None = None,
+    no_queue: bool = False,
 ) -> dict[str, Any]:
     """Ask the host's checks about a spec; a file that is only on the laptop gets the line that ships it.
 
-    With ``wait_gate`` (`launch --wait`) held GPUs are a warning: the job will wait for them.
+    With ``wait_gate`` (`launch --wait`) held GPUs are a warning: the job will wait for them. With ``no_queue`` they are
+    a failure also when another orch job holds them. ``only`` names the checks to run.
     """
     agent = session.agent(prepared.host)
     answer = agent.request(
@@ -50,6 +61,8 @@ def run_checks(
         wall=time.time(),  # compared with the host's clock
         wait_gate=wait_gate,
         laptop_files=_local_candidates(prepared),
+        checks=None if only is None else list(only),
+        no_queue=no_queue,
     )
     checks = list(answer.get("checks") or [])
     return {"ok": not any(check.get("verdict") == "fail" for check in checks), "checks": checks}

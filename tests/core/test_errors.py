@@ -28,6 +28,7 @@ TREE = {
     "GateClosed": ("gate_closed", 4),
     "PreflightFailed": ("preflight_failed", 4),
     "JobFailed": ("job_failed", 1),
+    "Incomplete": ("incomplete", 1),
     "JobLost": ("job_lost", 5),
     "WaitTimeout": ("wait_timeout", 124),
     "Interrupted": ("interrupted", 130),

@@ -84,7 +84,9 @@ def write_atomically(path: str, data: bytes, *, sync_folder: bool = True) -> Non
 
 
 def fsync_folder(folder: str) -> None:
-    """Make renames in a folder durable."""
+    """Make renames in a folder durable. Windows, where a laptop may merge, has no such thing."""
+    if os.name == "nt":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
