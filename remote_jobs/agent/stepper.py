@@ -767,11 +767,11 @@ class Stepper:
             self.kept = max(self.kept, kept)
             ended = "stopped" if self.boss.cancelled else "lost"
             self.boss.emit(
-                EventKind.ATTEMPT_ENDED, self.name, last["n"], state="lost", exit_status=None,
+                EventKind.ATTEMPT_ENDED, self.name, last["n"], state=ended, exit_status=None,
                 reason=verdict["summary"],
             )  # fmt: skip
             self.boss.emit(
-                EventKind.ATTEMPT_JUDGED, self.name, last["n"], state="lost", verdict=verdict, progress=kept
+                EventKind.ATTEMPT_JUDGED, self.name, last["n"], state=ended, verdict=verdict, progress=kept
             )
             self.history.append({"verdict": verdict, "progress": kept, "n": last["n"]})
             if by_itself:
