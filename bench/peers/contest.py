@@ -28,7 +28,7 @@ HOLE_S = float(os.environ.get("ORCH_BENCH_HOLE_S", "60"))
 ATTACH_S = 60.0
 READY_S, SUBMIT_S = 150.0, 120.0
 LONG_PAUSE_S = 60.0
-"""Who pauses longer between two looks plays its rounds beside everything else."""
+"""Who pauses longer between two looks plays its rounds side by side."""
 
 
 @dataclass
@@ -104,12 +104,14 @@ def rounds(
         arena.host(one)
         if one.pause_s > LONG_PAUSE_S:
             sleepers += [threading.Thread(target=lane, args=(one, [number])) for number in range(ROUNDS)]
+        elif one.slower:
+            sleepers.append(threading.Thread(target=lane, args=(one, range(ROUNDS))))
         elif one.slow:
             threads.append(threading.Thread(target=lane, args=(one, range(ROUNDS))))
     for thread in [*sleepers, *threads]:
         thread.start()
     for one in present:
-        if not one.slow:
+        if not one.slow and not one.slower:
             lane(one, range(ROUNDS))
     for thread in threads:
         thread.join()

@@ -21,7 +21,8 @@ class Contestant:
         requirements: Python packages of its own environment; none = the bench's own interpreter.
         system: (program, Debian package) that the host needs.
         pause_s: its polling interval in s; where in it a death falls is spread over the rounds.
-        slow: its rounds take minutes of waiting, and run beside the others'.
+        slow: its rounds are mostly waiting, and run beside the others'.
+        slower: they take minutes, and run beside everything.
         note: settings, said below the table.
     """
 
@@ -32,6 +33,7 @@ class Contestant:
     options: dict[str, Any] = field(default_factory=dict)
     pause_s: float = 0.0
     slow: bool = False
+    slower: bool = False
     note: str = ""
 
     @property
@@ -60,7 +62,7 @@ FIELD = (
     Contestant("ssh + nohup, every 2 s", "drive_ssh.py", options={"every_s": 2}, pause_s=2),
     Contestant("ssh + nohup, every 10 s", "drive_ssh.py", options={"every_s": 10}, pause_s=10, slow=True),
     Contestant(
-        "ssh + nohup, every 300 s", "drive_ssh.py", options={"every_s": 300}, pause_s=300, slow=True,
+        "ssh + nohup, every 300 s", "drive_ssh.py", options={"every_s": 300}, pause_s=300, slower=True,
         note="its three rounds run side by side",
     ),
     Contestant(
@@ -68,7 +70,7 @@ FIELD = (
         note="`tsp -w` keeps one ssh open; prints no progress meanwhile",
     ),
     Contestant(
-        "AiiDA, defaults", "drive_aiida.py", AIIDA, pause_s=10, slow=True,
+        "AiiDA, defaults", "drive_aiida.py", AIIDA, pause_s=10, slower=True,
         note="core.ssh + core.direct, safe_interval 15 s (30 s before 2.7), job poll 10 s; daemon and profile are up before the clock starts; no parser of one's own",
     ),
     Contestant(
