@@ -8,13 +8,15 @@ Standard library only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import socket
+import threading
 import time
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from remote_jobs import protocol
 from remote_jobs.agent import procs
@@ -67,13 +69,17 @@ def fsync_dir(path: str) -> None:
         os.close(fd)
 
 
-def write_atomic(path: str, data: bytes, *, durable: bool = True, mode: int = 0o600) -> None:
+def write_atomic(
+    path: str, data: bytes, *, durable: bool = True, mode: int = 0o600, place: Callable[[str, str], None] = os.replace
+) -> None:
     """Replace a file in one step: readers see the old bytes or the new ones, never a half.
+
+    ``place`` gives the finished temporary file its name.
 
     Raises:
         OSError: the old file is untouched (disk full, no permission).
     """
-    tmp = "{}.tmp.{}".format(path, os.getpid())
+    tmp = "{}.tmp.{}.{}".format(path, os.getpid(), threading.get_ident())
     fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         try:
@@ -85,7 +91,7 @@ def write_atomic(path: str, data: bytes, *, durable: bool = True, mode: int = 0o
                 os.fsync(fd)
         finally:
             os.close(fd)
-        os.replace(tmp, path)
+        place(tmp, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(tmp)
@@ -97,6 +103,27 @@ def write_atomic(path: str, data: bytes, *, durable: bool = True, mode: int = 0o
 def write_json(path: str, record: Any, *, durable: bool = True) -> None:
     """Atomic JSON file (one line)."""
     write_atomic(path, protocol.dumps(record), durable=durable)
+
+
+def create_json(path: str, record: Any) -> bool:
+    """A JSON file that was not there, durable; False when somebody else made it first, whose file stays."""
+    try:
+        write_atomic(path, protocol.dumps(record), place=_place_new)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _place_new(tmp: str, path: str) -> None:
+    """Give a file its name unless the name is taken: a link cannot replace anything, a rename would."""
+    try:
+        os.link(tmp, path)
+    except OSError as exc:
+        if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK) or os.path.exists(path):
+            raise
+        os.rename(tmp, path)  # a file system without hard links
+    else:
+        os.unlink(tmp)
 
 
 def read_json(path: str) -> Any:

@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, TypeVar
 
 from remote_jobs import protocol
 from remote_jobs.agent import control, logind, reboot
-from remote_jobs.agent.jobdir import JobDir, Layout, Lock, fsync_dir, is_memory_fs, lock_holder, write_json
+from remote_jobs.agent.jobdir import JobDir, Layout, Lock, create_json, fsync_dir, is_memory_fs, lock_holder
 from remote_jobs.agent.look import Looker
 from remote_jobs.agent.slurm import client, verbs
 
@@ -145,19 +145,18 @@ def _claim(job: JobDir, spec_record: Mapping[str, Any]) -> bool:
         fsync_dir(os.path.dirname(job.path))
     if spec_record.get("slurm") is not None:
         verbs.claim_folder(job)
-    if os.path.exists(job.spec_path):
-        before = job.spec()
-        if before.plan_sha256 != spec_record.get("plan_sha256"):
-            raise AgentError(
-                "exists_other",
-                "job {} exists on this host with another plan".format(job.id),
-                "launch again with --new for a fresh id",
-            )
-        return True
-    for name in (protocol.STEPS_DIR, protocol.FILES_DIR, protocol.CONTROL_DIR):
-        os.makedirs(job.at(name), mode=0o700, exist_ok=True)
-    write_json(job.spec_path, spec_record)
-    return False
+    if not os.path.exists(job.spec_path):
+        for name in (protocol.STEPS_DIR, protocol.FILES_DIR, protocol.CONTROL_DIR):
+            os.makedirs(job.at(name), mode=0o700, exist_ok=True)
+        if create_json(job.spec_path, spec_record):  # of several agents at once, one makes it
+            return False
+    if job.spec().plan_sha256 != spec_record.get("plan_sha256"):
+        raise AgentError(
+            "exists_other",
+            "job {} exists on this host with another plan".format(job.id),
+            "launch again with --new for a fresh id",
+        )
+    return True
 
 
 def _over(job: JobDir) -> bool:
@@ -174,7 +173,7 @@ def _link_files(layout: Layout, job: JobDir, spec: protocol.JobSpec) -> None:
         source = os.path.join(layout.blobs, file.sha256)
         try:
             os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
-            tmp = target + ".tmp"
+            tmp = "{}.tmp.{}".format(target, os.getpid())  # several agents may place it at once
             shutil.copyfile(source, tmp)
             os.chmod(tmp, 0o700 if file.mode & 0o100 else 0o600)
             os.replace(tmp, target)
