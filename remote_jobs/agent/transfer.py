@@ -149,7 +149,8 @@ def _tops(layout: Layout, job_id: Optional[str], root: str) -> List[Tuple[str, s
             tops.append((step.name, places.workdir, places.fill(str(pattern), lambda text: text)))
         output = places.output(step.name)
         if os.path.lexists(output) and not any(top == output and glob is None for _, top, glob in tops):
-            tops.append((step.name, output, None))  # the ranges of a split share one output
+            # The ranges of a split share one output, and those of several hosts one name on the laptop.
+            tops.append((str((step.part or {}).get("of") or step.name), output, None))
     return tops
 
 
