@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import PATH, Cluster
+from tests.slurm.cluster import PATH, Cluster, free_port
 from tests.slurm.conftest import Login, events_of, submissions, until, view
 from tests.slurm.test_ends import ONCE
 from tests.support.host_side import attempts
@@ -58,7 +58,7 @@ def test_without_accounting_and_with_ids_used_again(short_folder: Path, tmp_path
         theirs = ""
         while theirs != number:
             theirs = cluster.run("sbatch", "--parsable", "-o", "/dev/null", "--wrap", "exit 1").strip()
-        wait_until(lambda: len(submissions(job)) == 2, "ours is submitted again", within_s=30, seen=lambda: view(agent, "job-2"))
+        wait_until(lambda: view(agent, "job-2") and len(submissions(job)) == 2, "ours is submitted again", within_s=30)
         assert not events_of(job, "step_failed")
         cluster.run("scontrol", "release", submissions(job)[1])
         until(agent, "succeeded", "job-2")
@@ -73,7 +73,8 @@ class Database:
 
     def start(self) -> None:
         """Both daemons; slurmdbd keeps trying until the database answers."""
-        data, socket = self.folder / "my", self.folder / "my.sock"
+        data, socket = self.folder / "my", Path("/run/mysqld/mysqld.sock")  # where slurmdbd's library looks
+        socket.parent.mkdir(exist_ok=True)
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": {**os.environ, "PATH": PATH}}
         subprocess.run(["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--user=root", "--auth-root-authentication-method=normal", "--skip-test-db"], check=True, **quiet)  # type: ignore[call-overload]
         self.processes.append(subprocess.Popen(["mariadbd", "--no-defaults", "--user=root", f"--datadir={data}", f"--socket={socket}", "--skip-networking", "--innodb-buffer-pool-size=64M"], **quiet))  # type: ignore[call-overload]
@@ -85,10 +86,10 @@ class Database:
             f"StorageUser=slurm\nStoragePass=x\nStorageLoc=slurm_acct_db\nLogFile={self.folder}/slurmdbd.log\nPidFile={self.folder}/slurmdbd.pid\n"
         )
         conf.chmod(0o600)
-        my = self.folder / "my.cnf"  # slurmdbd's client library finds the socket here
-        my.write_text(f"[client]\nsocket={socket}\n")
-        env = {**os.environ, "PATH": PATH, "SLURM_CONF": str(self.folder / "slurm.conf"), "MARIADB_HOME": str(self.folder), "MYSQL_HOME": str(self.folder), "MYSQL_UNIX_PORT": str(socket)}
+        env = {**os.environ, "PATH": PATH, "SLURM_CONF": str(self.folder / "slurm.conf")}
         self.processes.append(subprocess.Popen(["slurmdbd", "-D"], **{**quiet, "env": env}))  # type: ignore[call-overload]
+        log = self.folder / "slurmdbd.log"
+        wait_until(lambda: log.exists() and "started" in log.read_text(), "slurmdbd has started")
 
     def stop(self) -> None:
         """End both, slurmdbd first."""
@@ -99,3 +100,34 @@ class Database:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def test_with_accounting_sacct_tells_how_a_forgotten_job_ended(short_folder: Path, tmp_path: Path) -> None:
+    """The controller has forgotten, the database has not: NODE_FAIL is known long afterwards (MariaDB and slurmdbd)."""
+    port = free_port()
+    accounting = f"AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=localhost\nAccountingStoragePort={port}"
+    cluster = Cluster(short_folder / "s", nodes=("n1",), accounting=accounting, min_job_age_s=2, default_munge=True)
+    database = Database(short_folder / "s", port)
+    try:
+        cluster.start_munge()
+        database.start()
+        cluster.start_controller(clean=True)
+        cluster.start_node("n1")
+        wait_until(lambda: cluster.node_states() == ["idle"], "the node is idle", within_s=30)
+        with Login(tmp_path / "login", cluster) as login:
+            agent = login.agent()
+            job = login.launch(agent, [{"name": "work", "run": ONCE}])
+            wait_until((login.work / "up").exists, "the step runs")
+            agent.close()
+            [number] = submissions(job)
+            cluster.node("n1", "down")
+            wait_until(lambda: number not in cluster.queue(), "the controller has forgotten the job", within_s=90, every_s=0.2)
+            cluster.node("n1", "resume")
+            agent = login.agent()
+            until(agent, "succeeded", within_s=40)
+            [lost, _] = view(agent)["steps"][0]["attempts"]
+            assert lost["verdict"]["signature"] == "slurm_node_fail"
+            assert f"Slurm job {number}: " in lost["verdict"]["summary"]
+    finally:
+        cluster.__exit__()
+        database.stop()
