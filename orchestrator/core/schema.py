@@ -38,8 +38,8 @@ class Strict(BaseModel):
 
 def wrong(message: str, hint: str | None = None) -> PydanticCustomError:
     """An error to raise inside a validator; ``hint`` says what to write instead."""
-    safe = message.replace("{", "{{").replace("}", "}}")
-    return PydanticCustomError("orch", safe, {"hint": hint} if hint else None)
+    # As a value, and the last one: pydantic has no way to write a brace in a template, and fills in values in turn.
+    return PydanticCustomError("orch", "{message}", {"hint": hint, "message": message})
 
 
 # --------------------------------------------------------------------------------------------------------- field types
