@@ -29,12 +29,21 @@ TABLE: dict[str, tuple[str, str]] = {
     "fetch": ("fetch", "Bring files of a job here."),
     "merge": ("merge", "Make one output of the fetched ranges of an extraction that was split over hosts."),
     "forward": ("forward", "Forward a local port to a service of a job, until the job ends or Ctrl-C."),
-    "history": ("status", "List past and present jobs with durations, attempts and verdicts."),
+    "history": (
+        "history",
+        "List past and present jobs with durations, attempts, verdicts and GPU hours; or one of them in time.",
+    ),
+    "report": (
+        "history",
+        "Write one HTML page about a job, to send to a colleague: timeline, attempts, verdicts, GPU use.",
+    ),
     "explain": (
         "explain",
         "Say what a log shows: progress bars, phases, the end in sight, and what it died of.",
     ),
     "patch": ("patch", "Show or apply the verified patch sets for vLLM and speculators."),
+    "gc": ("upkeep", "Show, and with --apply delete, what old jobs left on hosts: records, releases, uploads."),
+    "doctor": ("upkeep", "Print what a bug report needs: versions, ssh, files, hosts; secrets and addresses masked."),
     "completion": (
         "completion",
         "Print the script that lets a shell complete commands, hosts, plans and job ids.",

@@ -1,4 +1,4 @@
-"""`orch status`, `wait`, `why`, `history`: questions about jobs that change nothing."""
+"""`orch status`, `wait`, `why`: questions about jobs that change nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def register(app: typer.Typer) -> None:
         )
     )(wait)
     app.command(epilog=examples("orch why JOB", "orch why JOB --step extract --attempt 1 --json"))(why)
-    app.command(epilog=examples("orch history", "orch history --host gpubox --plan eagle3 --json"))(history)
 
 
 def status(
@@ -133,40 +132,3 @@ def why(
     screen = console()
     for line in why_lines(answer):
         screen.print(line, soft_wrap=True)
-
-
-def history(
-    host: HostOption = None,
-    plan: Annotated[
-        str | None, typer.Option("--plan", metavar="NAME", help="Only jobs of this plan name.")
-    ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, metavar="N", help="At most this many, the newest.")
-    ] = 50,
-    local: Annotated[
-        bool, typer.Option("--local", help="Ask no host; only what this laptop has seen.")
-    ] = False,
-    inventory: InventoryOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List past and present jobs with durations, attempts and verdicts."""
-    from orchestrator.services.history import history as ask
-    from orchestrator.ui.console import document, out, say
-    from orchestrator.ui.history import history_lines, score_line
-    from orchestrator.ui.job import Moment
-    from orchestrator.ui.text import one_line
-
-    with open_session(inventory) as session:
-        answer = ask(session, host=host, plan=plan, limit=limit, local=local)
-        moment = Moment(session.now())
-    if as_json:
-        document(answer)
-    else:
-        for line in history_lines(answer["jobs"], moment):
-            out(line)
-        score = score_line(answer["forecasts"])
-        if score:
-            say(score)
-    for item in answer["hosts"]:
-        if item["error"]:
-            say(f"orch: {one_line(item['name'])} was not asked: {one_line(item['error']['message'])}")

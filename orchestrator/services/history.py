@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import OrchError
+from orchestrator.core.timeline import gpu_hours, moment
 from orchestrator.services.look import look_at_all, remember
 from orchestrator.services.parallel import in_parallel
 
@@ -22,7 +24,7 @@ def history(
     limit: int = 50,
     local: bool = False,
 ) -> dict[str, Any]:
-    """``{"jobs": [...], "hosts": [...]}``, newest first. Hosts that do not answer are covered by the ledger."""
+    """``{"jobs", "hosts", "forecasts", "gpu_hours"}``, the jobs newest first. Hosts that do not answer are covered by the ledger."""
     hosts = session.host_names(host)
     looks = [] if local else look_at_all(session, hosts)
     for item in looks:
@@ -30,7 +32,7 @@ def history(
     _mirror(session, [item.host for item in looks if item.reachable])
     runs = {str(run["job"]): run.get("attempts") or [] for run in session.ledger.runs(host)}
     rows = [row for row in session.ledger.jobs() if (host is None or row.host == host)]
-    jobs = [_entry(row.view, runs.get(row.id, [])) for row in rows if row.view]
+    jobs = [_entry(row.view, runs.get(row.id, []), session.now()) for row in rows if row.view]
     if plan is not None:
         jobs = [job for job in jobs if job["name"] == plan]
     jobs.sort(key=lambda job: str(job["created_at"] or ""), reverse=True)
@@ -40,6 +42,9 @@ def history(
         "jobs": jobs[:limit],
         "hosts": [item.summary() for item in looks],
         "forecasts": forecast_score(every),
+        "gpu_hours": {
+            key: round(sum(job["gpu_hours"][key] for job in jobs[:limit]), 3) for key in ("spent", "lost")
+        },
     }
 
 
@@ -90,7 +95,15 @@ def forecast_score(attempts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
     }
 
 
-def _entry(view: dict[str, Any], attempts_kept: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def took_s(view: Mapping[str, Any], now: datetime) -> float | None:
+    """Seconds from the first attempt's start to the job's end, or to now; None when nothing has started."""
+    start = moment(view.get("started_at"))
+    if start is None:
+        return None
+    return round(max(0.0, ((moment(view.get("ended_at")) or now) - start).total_seconds()), 1)
+
+
+def _entry(view: dict[str, Any], attempts_kept: Sequence[Mapping[str, Any]], now: datetime) -> dict[str, Any]:
     steps = []
     for step in view.get("steps") or []:
         attempts = step.get("attempts") or []
@@ -114,6 +127,8 @@ def _entry(view: dict[str, Any], attempts_kept: Sequence[Mapping[str, Any]]) -> 
         "created_at": view.get("created_at"),
         "started_at": view.get("started_at"),
         "ended_at": view.get("ended_at"),
+        "took_s": took_s(view, now),
+        "gpu_hours": gpu_hours(view, now),
         "attempts": sum(step["attempts"] for step in steps),
         "steps": steps,
         "forecasts": forecast_score(attempts_kept),

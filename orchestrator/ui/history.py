@@ -18,11 +18,26 @@ def score_line(score: Json | None) -> str | None:
     return line + "."
 
 
+def hours(spent: Json | None) -> tuple[str, str]:
+    """GPU hours spent and lost as two cells."""
+    if not spent or not spent["spent"]:
+        return "-", "-"
+    return f"{spent['spent']:.1f}", f"{spent['lost']:.1f}" if spent["lost"] else "-"
+
+
+def hours_line(spent: Json | None) -> str | None:
+    """One line on the GPU hours of all jobs listed."""
+    if not spent or not spent["spent"]:
+        return None
+    lost = f", {spent['lost']:.1f} of them lost to failed attempts" if spent["lost"] else ""
+    return f"GPU hours: {spent['spent']:.1f}{lost}."
+
+
 def history_lines(jobs: Sequence[Json], moment: Moment) -> list[str]:
     """A table, newest first."""
     if not jobs:
         return ["No jobs yet."]
-    rows = [["JOB", "HOST", "STATE", "STARTED", "TOOK", "ATTEMPTS", "VERDICTS"]]
+    rows = [["JOB", "HOST", "STATE", "STARTED", "TOOK", "GPU-H", "LOST", "ATTEMPTS", "VERDICTS"]]
     for job in jobs:
         verdicts = [str(name) for step in job.get("steps") or [] for name in step.get("verdicts") or []]
         took = seconds_between(job.get("started_at"), job.get("ended_at"), moment.now)
@@ -35,6 +50,7 @@ def history_lines(jobs: Sequence[Json], moment: Moment) -> list[str]:
                     parse_time(job.get("started_at") or job.get("created_at")), moment.now, moment.zone
                 ),
                 duration(took),
+                *hours(job.get("gpu_hours")),
                 str(job.get("attempts", 0)),
                 one_line(", ".join(verdicts)) or "-",
             ]
