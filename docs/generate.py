@@ -1,7 +1,7 @@
 """Put the tables of the code and the kept figures of the bench into the pages, between their markers.
 
-    python docs/generate.py            # rewrite docs/protocol.md, docs/states.md, docs/figures.md and README.md
-    python docs/generate.py --check    # exit 1 and say which page differs
+    .venv/bin/python docs/generate.py            # rewrite what differs: PAGES
+    .venv/bin/python docs/generate.py --check    # exit 1 and say which page differs
 
 A block is `<!-- generated: NAME -->` ... `<!-- end -->`; NAME is a function of this file. The text around the blocks is
 written by people. tests/docs fails when a page differs from the code.
@@ -22,9 +22,10 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
+from orchestrator.core.steps import BUILTIN, INHERITS_MODEL  # noqa: E402
 from remote_jobs import protocol  # noqa: E402 - a script in docs/ finds the package through the line above
 
-PAGES = ("protocol.md", "states.md", "figures.md", "../README.md")
+PAGES = ("protocol.md", "states.md", "plan.md", "figures.md", "../README.md")
 RESULTS = DOCS.parent / "bench" / "results"
 SECTIONS = ("launch", "know", "watch", "watchers", "wan", "scale", "preflight", "logs", "eta", "fuzz", "overnight", "peers")
 SHOWN = (
@@ -165,6 +166,17 @@ def states() -> str:
     )
 
 
+def parameters() -> str:
+    """What each built-in step takes in `with:`."""
+    rows = []
+    for name, step in BUILTIN.items():
+        taken = [f"{key} [{upstream}]" for key, (upstream, _) in step.takes.items()]
+        taken += ["model [serve]"] if name in INHERITS_MODEL else []
+        names = ", ".join(code(key) for key in step.names())
+        rows.append([code(name), names + (", flags" if step.flags else ""), ", ".join(taken)])
+    return table(["step", "`with:`", "taken from"], rows)
+
+
 def kept(section: str) -> dict[str, Any] | None:
     """What `python -m bench SECTION --keep` wrote; None when it was never run."""
     path = RESULTS / f"{section}.json"
@@ -223,6 +235,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     each.__name__: each
     for each in (
         events, records, names, operations, graces, transitions, diagram, states, figures, peers, peer_notes, all_figures,
+        parameters,
     )
 }  # fmt: skip
 

@@ -14,7 +14,9 @@ import pytest
 import typer
 
 from orchestrator.cli.app import app
-from orchestrator.core.plan import load_plan
+from orchestrator.core.inventory import Host
+from orchestrator.core.notify import Target
+from orchestrator.core.plan import Done, Gate, Plan, Ready, Service, Split, Step, load_plan
 from remote_jobs import protocol
 
 ROOT = Path(__file__).parents[2]
@@ -107,6 +109,13 @@ def test_whole_plans_can_be_loaded(page: Path, tmp_path: Path) -> None:
         path = tmp_path / f"{number}.yaml"
         path.write_text(block)
         load_plan(path)
+
+
+def test_every_key_of_plan_and_inventory_is_explained() -> None:
+    text = (ROOT / "docs" / "plan.md").read_text()
+    models = [Plan, Step, Split, Service, Ready, Done, Gate, Target, Host]
+    keys = {field.alias or name for model in models for name, field in model.model_fields.items()}
+    assert sorted(key for key in keys if not re.search(rf"`{key}`|[{{,(] ?{key}:|`{key}: ", text)) == []
 
 
 def test_the_readme_is_short_and_every_document_is_linked_from_it() -> None:
