@@ -142,7 +142,10 @@ def judge(facts: dict[str, Any], host: Host, skew_s: float | None) -> list[dict[
 
 def _judge_gpus(facts: dict[str, Any], host: Host, add: Any) -> None:
     gpus = facts.get("gpus")
-    if gpus:
+    if host.scheduler == "slurm":
+        shown = f"{host.gpus} a node by the inventory" if host.gpus is not None else "not in the inventory"
+        add("gpus", "ok", f"{shown}; Slurm's nodes have them, not this login node")
+    elif gpus:
         names = sorted({str(gpu).split(",")[0] for gpu in gpus})
         found = f"{len(gpus)} x {', '.join(names)}"
         if host.gpus is not None and host.gpus != len(gpus):

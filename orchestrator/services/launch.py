@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LAUNCH_TIMEOUT_S = 90.0
 """The host starts a supervisor within 20 s; the gate's nvidia-smi may take as long again."""
-MADE_A_FOLDER = frozenset({"supervisor_failed", "io"})
+MADE_A_FOLDER = frozenset({"supervisor_failed", "io", "slurm_unanswered"})
 """Refusals after the job's folder was made: the same launch may go on with it."""
 
 

@@ -75,6 +75,7 @@ def job_view(host: str, job: str, record: Mapping[str, Any], *, age: float | Non
         "workdir": spec.get("workdir"),
         "plan_sha256": spec.get("plan_sha256"),
         "notes": list(state.get("notes") or []),
+        **({"slurm": state["slurm"]} if state.get("slurm") else {}),
         "steps": list(state.get("steps") or []),
     }
 

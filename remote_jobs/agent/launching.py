@@ -75,7 +75,12 @@ def launch(
     if spec.slurm is not None:
         if not _over(job):
             _link_files(layout, job, spec)
-            started = _through_slurm(lambda: verbs.start(layout, job, job.spec(), secrets))
+            try:
+                started = _through_slurm(lambda: verbs.start(layout, job, job.spec(), secrets))
+            except AgentError as exc:
+                if exc.code == "slurm_refused" and not adopted:
+                    shutil.rmtree(job.path, ignore_errors=True)  # nothing of it ever ran
+                raise
     elif not _over(job) and not lock_holder(job.lock_path())[0] and not job.read_events():
         _link_files(layout, job, spec)
         _start_supervisor(layout, job, secrets)
@@ -94,12 +99,12 @@ def launch(
 
 def _ask_slurm(spec: protocol.JobSpec) -> None:
     """What Slurm would refuse is said before anything is made."""
-    refusal = verbs.would_take(spec)
-    if refusal is not None:
-        raise AgentError(
-            "slurm_refused", "Slurm would refuse the job: {}".format(refusal),
-            "correct partition, account, qos, gres or time_limit of the host {} in the inventory".format(spec.host),
-        )  # fmt: skip
+    with contextlib.suppress(client.Unanswered):  # the submission will say so
+        try:
+            verbs.test_only(spec)
+        except client.Refused as exc:
+            text = "Slurm would refuse the job: {}".format(exc)
+            raise AgentError("slurm_refused", text, verbs.REFUSED_HINT.format(spec.host)) from None
 
 
 def _through_slurm(work: Callable[[], T]) -> T:

@@ -89,4 +89,5 @@ def until(agent: Agent, state: str, job: str = "job-1", within_s: float = 25.0) 
 def submissions(job: JobDir) -> list[str]:
     """Slurm's ids of all submissions, oldest first."""
     folders = sorted((job.path / "slurm").iterdir(), key=lambda path: int(path.name))
-    return [json.loads((folder / "answer.json").read_text())["id"] for folder in folders]
+    answers = [folder / "answer.json" for folder in folders]
+    return [json.loads(answer.read_text())["id"] for answer in answers if answer.exists()]

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.slurm.cluster import PATH, Cluster
+from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import Login, events_of, submissions, until, view
 from tests.support.host_side import Agent, attempts, ended, look
 from tests.support.waiting import wait_until

@@ -19,8 +19,10 @@ from remote_jobs.agent.checks.context import FAIL, OK, SKIP, WARN, Job, Row, Ste
 
 CHECK_TIMEOUT_S = 60.0
 NAMES = ("checkpoint", "versions", "memory", "disk", "timers", "data", "port", "gpus", "limits", "locale", "write",
-         "cache", "clock", "deep")  # fmt: skip
+         "cache", "clock", "slurm", "deep")  # fmt: skip
 """Order of the rows of one step."""
+_OF_THE_NODE = frozenset({"memory", "port", "gpus", "limits", "cache", "deep"})
+"""What a Slurm login node cannot tell of the node that will run the job."""
 Result = Union[Optional[Row], List[Row]]
 Task = Tuple[Optional[str], str, Callable[[], Result], float]
 
@@ -49,6 +51,8 @@ def run(spec: Mapping[str, Any], facts: Mapping[str, Any]) -> List[Row]:
             }
         ]
     only = set(facts.get("only") or NAMES)
+    if job.spec.slurm is not None:
+        only -= _OF_THE_NODE
     tasks = [task for task in tasks_of(job) if task[1] in only]
     if facts.get("deep") and "deep" in only:
         rows = run_tasks(tasks)
@@ -96,7 +100,7 @@ def tasks_of(job: Job) -> List[Task]:
         (
             None,
             "versions",
-            lambda: env.check_versions(job, env.gpu_facts() if job.first_gpu_step else {}),
+            lambda: env.check_versions(job, env.gpu_facts() if job.first_gpu_step and not job.spec.slurm else {}),
             limit,
         ),
         (None, "gpus", partial(_gpus, job, gpus), limit),
@@ -107,7 +111,21 @@ def tasks_of(job: Job) -> List[Task]:
         (None, "cache", partial(host.check_cache, job), limit),
         (None, "clock", clock, limit),
     ]
+    if job.spec.slurm is not None:
+        tasks.append((None, "slurm", lambda: _slurm(job), limit))
     return tasks
+
+
+def _slurm(job: Job) -> Row:
+    """Whether Slurm would take the batch job, and when it would start it."""
+    from remote_jobs.agent.slurm import client, verbs
+
+    try:
+        return row(OK, verbs.test_only(job.spec))
+    except client.Refused as exc:
+        return row(FAIL, "Slurm would refuse the job: {}".format(exc), verbs.REFUSED_HINT.format(job.spec.host))
+    except client.Unanswered as exc:
+        return row(WARN, "Slurm does not answer: {}".format(exc), "the launch will say the same; try `sinfo` there")
 
 
 def _memory(step: Step, shelf: model.Shelf, gpus: Callable[[], gate.GateReading]) -> Optional[Row]:

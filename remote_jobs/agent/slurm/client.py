@@ -28,11 +28,16 @@ _NO_ANSWER = (
     "try again later",
     "slurmdbd",
 )
+_NEVER_ARRIVED = ("unable to contact slurm controller", "connection refused", "connect failure", "cannot be run")
 _NO_JOB = ("invalid job id", "job/step already completing or completed")
 
 
 class Unanswered(Exception):
-    """Slurm did not answer; what it would have said is not known."""
+    """Slurm did not answer; what it would have said is not known. ``arrived`` is False when it never heard the question."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.arrived = not any(word in text.lower() for word in _NEVER_ARRIVED)
 
 
 class Refused(Exception):
@@ -48,8 +53,10 @@ def _environment() -> Dict[str, str]:
     return env
 
 
-def call(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S, env: Optional[Dict[str, str]] = None) -> str:
-    """What a command printed.
+def call(
+    argv: Sequence[str], *, timeout_s: float = TIMEOUT_S, env: Optional[Dict[str, str]] = None, errors: bool = False
+) -> str:
+    """What a command printed; with ``errors`` on stderr too, where `sbatch --test-only` answers.
 
     Raises:
         Unanswered: no answer, or the command cannot be run. Refused: it answered with an error.
@@ -65,7 +72,7 @@ def call(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S, env: Optional[Dic
         raise Unanswered("{} cannot be run: {}".format(argv[0], exc.strerror)) from None
     said = done.stderr.decode("utf-8", "replace").strip()
     if done.returncode == 0:
-        return done.stdout.decode("utf-8", "replace")
+        return done.stdout.decode("utf-8", "replace") + ("\n" + _plain(argv[0], said) if errors else "")
     text = _plain(argv[0], said) or "exit status {}".format(done.returncode)
     if any(word in said.lower() for word in _NO_ANSWER):
         raise Unanswered("{}: {}".format(argv[0], text))

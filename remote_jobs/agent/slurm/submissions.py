@@ -89,8 +89,9 @@ def submit(layout: Layout, job: JobDir, spec: protocol.JobSpec, *, n: int, again
     write_json(os.path.join(path, INTENT_FILE), {"v": protocol.VERSION, "at": time.time(), "argv": argv})
     try:
         answer = client.sbatch(argv, {protocol.MARKER_ENV + "_SUPERVISOR": job.id})
-    except client.Refused:
-        shutil.rmtree(path, ignore_errors=True)
+    except (client.Refused, client.Unanswered) as exc:
+        if not getattr(exc, "arrived", False):
+            shutil.rmtree(path, ignore_errors=True)
         raise
     note_id(job, n, answer)
     return read(job, n)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping
 
 from remote_jobs import protocol
 from remote_jobs.agent.jobdir import JobDir, Layout, read_json, write_json
@@ -13,6 +14,9 @@ from remote_jobs.agent.slurm import client, keeper, queue, script, submissions
 from remote_jobs.agent.slurm.submissions import Submission
 
 CANCELLED_WITHIN_S = 8.0
+REFUSED_HINT = "correct partition, account, qos, gres or time_limit of the host {} in the inventory"
+_ONLY_A_NUMBER = re.compile(r"^Job \d+ to")
+"""`--test-only` names an id that no job ever gets."""
 _MAY_WAIT = ("nodes are busy", "node configuration is not available (down", "Required node not available")
 
 
@@ -21,17 +25,20 @@ def claim_folder(job: JobDir) -> None:
     os.makedirs(job.at(submissions.FOLDER), mode=0o700, exist_ok=True)
 
 
-def would_take(spec: protocol.JobSpec) -> Optional[str]:
-    """Why Slurm would refuse this job (its words), or None. Asks with `sbatch --test-only`; silence is no refusal."""
+def test_only(spec: protocol.JobSpec) -> str:
+    """What Slurm would do with this job, in its words: `Job 7 to start at ...`. Nothing is submitted.
+
+    Raises:
+        client.Refused: it would be refused for good. client.Unanswered: see there.
+    """
     argv = script.sbatch_argv(spec, script.job_name(spec.id, 0), "/dev/null", "/dev/null")
     try:
-        client.call(["sbatch", "--test-only", *argv[2:-1], "--wrap=true"])
+        said = client.call(["sbatch", "--test-only", *argv[2:-1], "--wrap=true"], errors=True)
     except client.Refused as exc:
-        # Nodes that are busy or down now are no reason: a job may wait for them.
-        return None if any(word in str(exc) for word in _MAY_WAIT) else str(exc)
-    except client.Unanswered:
-        pass
-    return None
+        if not any(word in str(exc) for word in _MAY_WAIT):
+            raise
+        return "no node can take it now ({}): it would wait".format(exc)
+    return _ONLY_A_NUMBER.sub("would", " ".join(said.split())) or "Slurm would take it"
 
 
 def start(layout: Layout, job: JobDir, spec: protocol.JobSpec, secrets: Mapping[str, Any]) -> bool:
