@@ -81,6 +81,11 @@ _LOG = {
     "skipped_bytes": int,
 }
 _ENTRY = {"root": str, "path": str, "absolute": str, "size": int, "mtime_ns": int, "kind": str}
+_COLLECTED = {
+    "items": [{"kind": str, "name": str, "bytes": int, "age_s": _NUMBER, "why": str}],
+    "kept": [{"kind": str, "name": str, "why": str}],
+    "bytes": int,
+}
 _HINT = "is another program answering there? see: orch hosts check"
 _ANSWER: dict[str, Any] = {"jobs": {}, "unreadable": {}, "logs": [_LOG], "gpus": {}, "disk": {}}
 
@@ -102,6 +107,23 @@ def check_listing(answer: Mapping[str, Any], host: str) -> list[dict[str, Any]]:
     except ProtocolError as error:
         raise ProtocolError(f"{host}: its answer makes no sense: {error.message}", _HINT) from None
     return list(entries or [])
+
+
+def check_collected(answer: Mapping[str, Any], host: str) -> dict[str, Any]:
+    """What a host's house-keeping found, with nothing missing.
+
+    Raises:
+        ProtocolError: says what is wrong and where.
+    """
+    try:
+        _check(answer, _COLLECTED, "the answer")
+        for key in ("items", "kept"):
+            for row in answer.get(key) or []:
+                if any(row.get(name) is None for name in _COLLECTED[key][0]):  # type: ignore[index]
+                    raise ProtocolError("a row of it is not whole")  # noqa: TRY301 - named with its host below
+    except (ProtocolError, AttributeError) as error:
+        raise ProtocolError(f"{host}: its answer makes no sense: {error}", _HINT) from None
+    return {"items": answer.get("items") or [], "kept": answer.get("kept") or [], "bytes": answer.get("bytes") or 0}
 
 
 def check_record(job: str, record: Any) -> None:

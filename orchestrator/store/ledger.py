@@ -29,6 +29,10 @@ from orchestrator.core.paths import ledger_path
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 15.0
 REPAIR_LOCK_STALE_S = 20.0
+MAX_JOBS = 5_000
+MAX_RUNS = 20_000
+MAX_VIEW_BYTES = 256 * 1024
+"""Bounds of the file: the newest are kept. A host decides how large a view is, so it is bounded as well."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -84,6 +88,7 @@ class Ledger:
         self.path = path
         self._connection = connection
         self._say = say
+        self._wrote = False
         self._lock = threading.RLock()
 
     @classmethod
@@ -107,9 +112,39 @@ class Ledger:
                 return cls(path, _repaired(path, error, say), say)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; what is beyond its bounds goes first."""
         with self._lock:
+            with contextlib.suppress(LocalError, sqlite3.Error):
+                if self._wrote and self._oversized():
+                    self.trim()
             self._connection.close()
+
+    def _oversized(self) -> bool:
+        counts = "SELECT (SELECT count(*) FROM jobs) AS jobs, (SELECT count(*) FROM runs) AS runs"
+        row = self._connection.execute(counts).fetchone()
+        return bool(row["jobs"] > MAX_JOBS or row["runs"] > MAX_RUNS)
+
+    def trim(self, *, shrink: bool = False) -> int:
+        """Forget the oldest jobs and runs beyond the bounds, never an unconfirmed launch; how many went.
+
+        Args:
+            shrink: give the room back to the file system too.
+        """
+        with self._writing() as db:
+            gone = db.execute(
+                "DELETE FROM jobs WHERE confirmed_at IS NOT NULL AND rowid IN "
+                "(SELECT rowid FROM jobs ORDER BY created_at DESC, rowid DESC LIMIT -1 OFFSET ?)",
+                (MAX_JOBS,),
+            ).rowcount
+            gone += db.execute(
+                "DELETE FROM runs WHERE rowid IN (SELECT rowid FROM runs ORDER BY rowid DESC LIMIT -1 OFFSET ?)",
+                (MAX_RUNS,),
+            ).rowcount
+        if shrink:
+            with self._lock, _explained(self.path):
+                self._connection.execute("VACUUM")
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return gone
 
     def __enter__(self) -> Self:
         return self
@@ -180,7 +215,7 @@ class Ledger:
                 at,
                 at,
                 int(view.get("seq") or 0),
-                json.dumps(view, separators=(",", ":"), default=str),
+                _kept(view),
             )
             for view in fresh
         ]
@@ -221,6 +256,7 @@ class Ledger:
         """A write transaction. The block must be safe to lose: it runs once, on a file known to be sound."""
         with self._lock, _explained(self.path):
             self._begin()
+            self._wrote = True
             try:
                 yield self._connection
             except BaseException:
@@ -261,6 +297,17 @@ class Ledger:
                 self._connection.close()
             self._connection = _repaired(self.path, error, self._say)
             return work(self._connection)
+
+
+def _kept(view: Mapping[str, Any]) -> str:
+    """JSON of a view; one that is too large loses its steps and notes, which its host still has."""
+    text = json.dumps(view, separators=(",", ":"), default=str)
+    if len(text) <= MAX_VIEW_BYTES:
+        return text
+    keys = ("id", "name", "host", "created_at", "started_at", "ended_at")
+    short = {key: str(view[key])[:500] for key in keys if view.get(key) is not None}
+    state = {"state": str(view.get("state"))[:50], "seq": int(view.get("seq") or 0), "eta": None}
+    return json.dumps({**short, **state, "steps": [], "notes": []})
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 DOCUMENT = HERE.parents[1] / "docs" / "security.md"
 
 
-def tests_here() -> set[str]:
+def names_here() -> set[str]:
     """`file.py::test` of everything in this folder but this file."""
     found = set()
     for path in HERE.glob("test_*.py"):
@@ -39,4 +39,4 @@ def test_each_threat_names_tests_that_exist() -> None:
 
 def test_each_test_here_belongs_to_a_threat() -> None:
     named = {f"{file}::{name}" for row in rows() for file, name in re.findall(r"`([\w/]+\.py)::(\w+)`", row[2])}
-    assert tests_here() - named == set()
+    assert names_here() - named == set()
