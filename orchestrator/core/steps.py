@@ -49,7 +49,21 @@ def _layer_ids(value: Any) -> Any:
     return value
 
 
+def _one_file(value: Any) -> Any:
+    """A dataset is one file; several are joined first, so that row numbers and hashes mean one thing."""
+    if isinstance(value, list):
+        names = " ".join(str(item) for item in value[:3]) + (" ..." if len(value) > 3 else "")
+        raise wrong(
+            f"must be one file, not a list of {len(value)}",
+            f"write {value[0]}"
+            if len(value) == 1
+            else f"join them in a step before: run: cat {names} > all.jsonl",
+        )
+    return value
+
+
 Tokens = Annotated[int | str, BeforeValidator(_token_count)]
+Dataset = Annotated[Text, BeforeValidator(_one_file)]
 Layers = Annotated[list[int], BeforeValidator(_layer_ids)]
 
 
@@ -105,7 +119,7 @@ class ServeParams(_VllmParams):
 class GenerateParams(_Params):
     """`uses: generate`: responses of the served model to every prompt of a dataset."""
 
-    dataset: Text | None = None
+    dataset: Dataset | None = None
     samples: Positive | None = None
     output: Text | None = None
     endpoint: Text | None = None
@@ -125,7 +139,7 @@ class VocabMapParams(_Params):
 
     model: Text | None = None
     revision: Text | None = None
-    dataset: Text | None = None
+    dataset: Dataset | None = None
     output: Text | None = None
     draft_vocab_size: Positive | None = None
     min_coverage: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -134,7 +148,7 @@ class VocabMapParams(_Params):
 class ExtractParams(_VllmParams):
     """`uses: extract`: hidden states of chosen layers, one safetensors file per sample."""
 
-    dataset: Text | None = None
+    dataset: Dataset | None = None
     layers: Layers | None = None
     samples: Positive | None = None
     output: Text | None = None
@@ -153,7 +167,7 @@ class TrainParams(_Params):
 
     model: Text | None = None
     revision: Text | None = None
-    dataset: Text | None = None
+    dataset: Dataset | None = None
     hidden_states: Text | None = None
     vocab_map: Text | None = None
     output: Text | None = None
@@ -166,6 +180,8 @@ class TrainParams(_Params):
     num_layers: Positive | None = None
     ttt_steps: Positive | None = None
     checkpoint_freq: Annotated[float, Field(gt=0)] | None = None
+    loss_implementation: Literal["fused", "eager"] | None = None
+    compiler_fallback: bool | None = None
     log_freq: Positive | None = None
     seed: int | None = None
     trust_remote_code: bool | None = None
@@ -176,7 +192,7 @@ class EvaluateParams(_VllmParams):
     """`uses: evaluate`: acceptance length and speed-up of the draft against no draft."""
 
     draft: Text | None = None
-    dataset: Text | None = None
+    dataset: Dataset | None = None
     output: Text | None = None
     samples: Positive | None = None
     max_tokens: Positive | None = None

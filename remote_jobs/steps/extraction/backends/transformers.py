@@ -139,6 +139,8 @@ class TransformersBackend:
                 "transformers": transformers.__version__,
                 "safetensors": safetensors.__version__,
             },
+            # No set touches transformers; which were in force is said all the same.
+            "patch_set_sha256": os.environ.get("ORCH_PATCHES_SHA256"),
             "device": torch.cuda.get_device_name(self._device) if self._device != "cpu" else "cpu",
         }
 
