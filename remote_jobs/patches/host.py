@@ -17,11 +17,16 @@ def answer(root: str, request: Mapping[str, Any]) -> Dict[str, Any]:
     """Answer {action, python?, sets?, in_place?}.
 
     Raises:
-        ValueError: unknown action, or what the patch command says in words for people.
+        AgentError: bad_request: unknown action, or what the patch command says in words for people.
     """
+    from remote_jobs.agent.launching import AgentError
+
     action = str(request.get("action") or "check")
     if action not in ACTIONS:
-        raise ValueError("unknown patch action {!r}: one of {}".format(action, ", ".join(ACTIONS)))
+        raise AgentError("bad_request", "unknown patch action {!r}: one of {}".format(action, ", ".join(ACTIONS)))
     extra = ["--in-place"] if request.get("in_place") else []
     sets = request.get("sets") or []
-    return ask(action, request.get("python"), root, sets, dict(os.environ), user_folders(root), extra)
+    try:
+        return ask(action, request.get("python"), root, sets, dict(os.environ), user_folders(root), extra)
+    except ValueError as error:
+        raise AgentError("bad_request", str(error)) from None
