@@ -120,9 +120,17 @@ class Looker:
     # ------------------------------------------------------------------------------------------------------------ jobs
 
     def jobs(
-        self, ids: Optional[List[str]], *, processes: bool = False, active_only: bool = False
+        self,
+        ids: Optional[List[str]],
+        *,
+        processes: bool = False,
+        active_only: bool = False,
+        seen: Optional[Mapping[str, Any]] = None,
     ) -> Tuple[Dict[str, Any], Dict[str, str]]:
-        """({job id: {state, alive, lost, unfinished, spec}}, {job id: why it could not be read})."""
+        """({job id: {state, alive, lost, unfinished, spec}}, {job id: why it could not be read}).
+
+        ``active_only`` leaves out ended jobs, but not one that the asker has ``seen`` (id -> seq) before its end.
+        """
         found: Dict[str, Any] = {}
         unreadable: Dict[str, str] = {}
         for job_id in self._ids(ids):
@@ -136,7 +144,10 @@ class Looker:
                 if ids is not None:
                     unreadable[job_id] = "no job {} on this host".format(job_id)
                 continue
-            if not (active_only and (answer.get("state") or {}).get("state") in protocol.JOB_TERMINAL):
+            state = answer.get("state") or {}
+            over = state.get("state") in protocol.JOB_TERMINAL
+            known = int((seen or {}).get(job_id, state.get("seq") or 0))
+            if not (active_only and over) or known < int(state.get("seq") or 0):
                 found[job_id] = answer
         return found, unreadable
 

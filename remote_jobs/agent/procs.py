@@ -13,6 +13,7 @@ import ctypes
 import os
 import pwd
 import signal
+import time
 from dataclasses import dataclass
 from typing import Dict, Iterable, List, Optional, Set
 
@@ -258,7 +259,7 @@ def become_subreaper() -> bool:
 
 
 class CpuMeter:
-    """CPU per cent of processes between two readings of the table (100 = one core)."""
+    """CPU per cent of processes between two readings of the table (100 = one core); at the first one since their start."""
 
     def __init__(self) -> None:
         self._last: Dict[int, int] = {}
@@ -267,19 +268,22 @@ class CpuMeter:
     def rows(self, procs: List[Proc], now: float) -> List[Dict[str, object]]:
         """JSON rows {pid, ppid, user, state, cpu_pct, rss_mib, command}; ``now`` is monotonic, in s."""
         elapsed_s = now - self._at if self._at else 0.0
+        uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)  # what field 22 of /proc/PID/stat counts in
         result: List[Dict[str, object]] = []
         for proc in procs:
             before = self._last.get(proc.pid)
-            cpu_pct = None
             if before is not None and elapsed_s > 0:
-                cpu_pct = round(100.0 * max(0, proc.cpu_ticks - before) / _CLOCK_TICKS / elapsed_s, 1)
+                cpu_pct = 100.0 * max(0, proc.cpu_ticks - before) / _CLOCK_TICKS / elapsed_s
+            else:
+                age_s = max(1.0 / _CLOCK_TICKS, uptime_s - proc.start_ticks / _CLOCK_TICKS)
+                cpu_pct = 100.0 * proc.cpu_ticks / _CLOCK_TICKS / age_s
             result.append(
                 {
                     "pid": proc.pid,
                     "ppid": proc.ppid,
                     "user": user_name(proc.uid),
                     "state": proc.state,
-                    "cpu_pct": cpu_pct,
+                    "cpu_pct": round(cpu_pct, 1),
                     "rss_mib": round(proc.rss_bytes / 1048576.0, 1),
                     "command": command_line(proc.pid),
                 }

@@ -286,9 +286,12 @@ class Server:
         glance = self.looker.glance(ids)
         if poll["marks"] is None:
             poll["marks"] = {job: summary[1] for job, summary in glance.items()}
+        # Jobs that had ended before the asker saw them are no news to who asks for the living.
+        past = protocol.JOB_TERMINAL if request.get("active_only") else ()
         news = now >= poll["until"] or any(
             seq > int(seen.get(job, -1)) or marks != poll["marks"].get(job, marks)
-            for job, (seq, marks, _state) in glance.items()
+            for job, (seq, marks, state) in glance.items()
+            if state not in past or job in seen
         )
         cursors = request.get("logs") or []
         news = news or (bool(cursors) and self.looker.log_sizes(cursors))
@@ -307,6 +310,7 @@ class Server:
             request.get("jobs"),
             processes=bool(request.get("processes")),
             active_only=bool(request.get("active_only")),
+            seen=request.get("seen"),
         )
         answer: Dict[str, Any] = {
             **probe.clocks(),

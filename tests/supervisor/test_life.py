@@ -367,6 +367,24 @@ def test_an_idle_long_poll_lasts_its_time_and_others_are_answered_meanwhile(host
     assert time.monotonic() - started >= 1.3
 
 
+def test_who_asks_for_the_living_hears_of_an_end_and_of_no_earlier_one(host: HostSide) -> None:
+    agent = host.agent()
+    ended(host.launch(agent, "true", job="before"))
+    job = host.launch(agent, "until [ -e go ]; do sleep 0.01; done")
+    wait_until(lambda: job.state == "running", "the state says so too")
+    seen = {job.id: look(agent, job.id)["state"]["seq"]}
+    number = agent.send("look", active_only=True, seen=seen, wait_s=0.8)
+    started = time.monotonic()
+    assert set(agent.answer(number)["jobs"]) == {job.id}
+    assert time.monotonic() - started > 0.5, "the job that had ended before is no news"
+    (host.work / "go").touch()
+    state = None
+    while state != "succeeded":
+        found = agent.answer(agent.send("look", active_only=True, seen=seen, wait_s=20))["jobs"][job.id]["state"]
+        state, seen[job.id] = found["state"], found["seq"]
+    assert agent.answer(agent.send("look", active_only=True, seen=seen, wait_s=0.1))["jobs"] == {}
+
+
 def test_log_deltas_are_exact_and_bounded(host: HostSide) -> None:
     agent = host.agent()
     job = host.launch(agent, "seq -f 'line %.0f of a log' 40000; printf 'no newline \\377 at the end'")
@@ -468,6 +486,17 @@ def test_the_process_table_shows_the_job(host: HostSide) -> None:
     commands = [process["command"] for process in attempt["processes"]]
     assert any("sleep 61" in command for command in commands)
     assert {"pid", "ppid", "user", "state", "cpu_pct", "rss_mib", "command"} <= set(attempt["processes"][0])
+
+
+def test_the_first_look_knows_what_a_process_has_used(host: HostSide) -> None:
+    """A one-shot `status` has no look before it: CPU since the start, as ps shows it."""
+    job = host.launch(host.agent(), "while [ ! -e enough ]; do :; done; sleep 60")
+    job.wait_for_kind("attempt_started")
+    main = job.main
+    wait_until(lambda: sum(map(int, Path(f"/proc/{main}/stat").read_text().split()[13:15])) >= 20, "it has used 0.2 s")
+    attempt = look(host.agent(), job.id, processes=True)["state"]["steps"][0]["attempts"][0]
+    (host.work / "enough").touch()
+    assert attempt["processes"][0]["cpu_pct"] > 1
 
 
 def test_records_are_json_lines_with_one_event_each(host: HostSide) -> None:
