@@ -160,7 +160,7 @@ def gpu_hours(view: Mapping[str, Any], now: datetime) -> dict[str, float]:
             more, kept = int(attempt.get("kept") or 0) > kept, max(kept, int(attempt.get("kept") or 0))
             if lane.span.state in LOST_STATES:
                 lost += hours if not more else min(hours, len(lane.gpus) * _setup_s(lane.phases) / 3600)
-    return {"spent": round(spent, 3), "lost": round(lost, 3)}
+    return {"spent": round(spent, 6), "lost": round(lost, 6)}
 
 
 def _setup_s(phases: Sequence[Span]) -> float:

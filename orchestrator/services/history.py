@@ -43,7 +43,7 @@ def history(
         "hosts": [item.summary() for item in looks],
         "forecasts": forecast_score(every),
         "gpu_hours": {
-            key: round(sum(job["gpu_hours"][key] for job in jobs[:limit]), 3) for key in ("spent", "lost")
+            key: round(sum(job["gpu_hours"][key] for job in jobs[:limit]), 6) for key in ("spent", "lost")
         },
     }
 

@@ -26,7 +26,7 @@ body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1060
 h1 { font-size: 1.5rem; margin: 0 } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem }
 .meta { opacity: .75; margin: .2rem 0 1rem } .state { border-radius: 4px; color: #fff; padding: .1rem .5rem }
 table { border-collapse: collapse; width: 100% } th, td { border-bottom: 1px solid var(--line); padding: .3rem .5rem; text-align: left; vertical-align: top }
-th { font-weight: 600; opacity: .8 } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
+th { font-weight: 600; opacity: .8 } td { overflow-wrap: anywhere; min-width: 2.5rem } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
 pre { background: var(--soft); border-radius: 4px; font-size: 12px; max-height: 28rem; overflow: auto; padding: .6rem; white-space: pre-wrap; overflow-wrap: anywhere }
 .legend span { display: inline-block; margin-right: 1rem } .legend i { display: inline-block; width: .8em; height: .8em; margin-right: .3em; border-radius: 2px }
 details { margin: .4rem 0 } summary { cursor: pointer } .tiles { display: flex; flex-wrap: wrap; gap: .8rem }
