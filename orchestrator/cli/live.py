@@ -33,11 +33,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from orchestrator.services.session import Session
+    from orchestrator.services.views import LogTail
     from orchestrator.services.watch import Update, Watch
 
 TICK_S = 0.1
 FRAME_EVERY_S = 0.1
 """Two frames are at least this far apart, however much happens."""
+EAGER_S = 2.0
+"""This long after a key every answer is drawn at once: somebody waits for it."""
 MAX_RECENT = 200
 
 
@@ -112,6 +115,8 @@ class LiveWatch:
         self.drawn = False
         self.version = 0
         self._asked: tuple[str, str] | None = None
+        self._log_drawn: LogTail | None = None
+        self._eager_until = 0.0
 
     def over(self) -> bool:
         """True when the jobs named have ended; a view of everything stays open."""
@@ -126,8 +131,11 @@ class LiveWatch:
     def take(self, updates: list[Update]) -> None:
         """Note what happened."""
         moment = Moment(self.session.now())
-        for update in updates:
+        if self.screen.log and self.watching.view.log is not self._log_drawn:
+            self._log_drawn = self.watching.view.log
             self.version += 1
+        for update in updates:
+            self.version += self._matters(update)
             if update.job is not None and (update.before is not None or len(self.watching.view.jobs) == 1):
                 self.screen.recent += job_changes(update.before, self.watching.view.jobs[update.job], moment)
             elif update.link == "waking":
@@ -139,6 +147,13 @@ class LiveWatch:
         del self.screen.recent[:-MAX_RECENT]
         if updates:
             self._follow_log()
+
+    def _matters(self, update: Update) -> bool:
+        """True for what is drawn at once; bars that moved a little wait for the next second."""
+        if update.job is None or update.before is None or time.monotonic() < self._eager_until:
+            return True
+        view = self.watching.view.jobs[update.job]
+        return bool(update.before["seq"] != view["seq"] or update.before["state"] != view["state"])
 
     def chosen(self) -> FoundJob | None:
         """The job that keys act on."""
@@ -152,6 +167,7 @@ class LiveWatch:
     def key(self, key: str) -> None:
         """Act on one key."""
         self.version += 1
+        self._eager_until = time.monotonic() + EAGER_S
         if self._asked is not None:
             action, job = self._asked
             self._asked, self.screen.question = None, None

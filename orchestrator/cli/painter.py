@@ -29,6 +29,7 @@ class Painter:
         self.console = console
         self._stream: IO[str] = console.file
         self._shown: list[str] = []
+        self._lines: list[Text] = []
         self._size: tuple[int, int] | None = None
         self._inside = False
 
@@ -60,11 +61,12 @@ class Painter:
     def paint(self, lines: Sequence[Text], size: tuple[int, int]) -> None:
         """Show these lines from the top. ``size``: columns and rows of the terminal; longer lines are cut."""
         columns, rows = size
-        drawn = [self._codes(line, columns) for line in lines[:rows]]
         out = []
         if size != self._size:
             out.append("\x1b[0m\x1b[2J")
-            self._shown, self._size = [], size
+            self._shown, self._size, self._lines = [], size, []
+        drawn = [self._codes_of(row, line, columns) for row, line in enumerate(lines[:rows])]
+        self._lines = list(lines[:rows])
         for row, code in enumerate(drawn):
             if row >= len(self._shown) or self._shown[row] != code:
                 out.append(f"\x1b[{row + 1};1H{code}")
@@ -72,6 +74,14 @@ class Painter:
         self._shown = drawn
         if out:
             self._write(BEGIN + "".join(out) + END)
+
+    def _codes_of(self, row: int, line: Text, columns: int) -> str:
+        """As `_codes`; a line that is what it was costs nothing."""
+        if row < len(self._lines):
+            old = self._lines[row]
+            if old is line or (old == line and old.style == line.style):
+                return self._shown[row]
+        return self._codes(line, columns)
 
     def _codes(self, line: Text, columns: int) -> str:
         """One line with its colours; what it does not cover of the row is erased, the last column never twice."""

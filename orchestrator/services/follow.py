@@ -27,6 +27,8 @@ DISCOVER_EVERY_S = 15.0
 """While everything is watched, how often a host is asked for jobs that somebody else has started."""
 LIVE_INTERVAL_S = 5.0
 """A live view looks at least this often: bars move between events."""
+LOOKS_APART_S = 0.25
+"""With many hosts, a live view's looks are on average this far apart; events come at once all the same."""
 BREATH_S = 0.1
 """Between an answer and the next look. A job whose state changes all the time is not looked at all the time."""
 LOG_BREATH_S = 0.3
@@ -44,6 +46,12 @@ class Wishes:
     log_host: str | None = None
     log_shown: bool = False
     newest_attempt: int = 0
+    hosts: int = 1
+
+    @property
+    def live_interval_s(self) -> float:
+        """A live view looks at each host at least this often; at many hosts a little less."""
+        return max(LIVE_INTERVAL_S, LOOKS_APART_S * self.hosts)
 
 
 @dataclass
@@ -156,7 +164,7 @@ class Follower:
 
     def _limit(self, wait_s: float, until: float | None = None) -> float:
         if self.wishes.live:
-            wait_s = min(wait_s, LIVE_INTERVAL_S)
+            wait_s = min(wait_s, self.wishes.live_interval_s)
         if self.wishes.interval_s is not None:
             wait_s = min(wait_s, self.wishes.interval_s)
         if until is not None:

@@ -77,6 +77,7 @@ class Watch:
             self._asked.setdefault(job.host, []).append(job.id)
         for name in session.host_names(host) if self.all else list(self._asked):
             self.view.hosts[name] = HostView(name)
+        self.wishes.hosts = len(self.view.hosts)
         self._answers: queue.Queue[Answer | _Woke | BaseException] = queue.Queue()
         self._followers = {
             name: Follower(session, name, self._asked.get(name), self.wishes, self._answers.put)

@@ -37,6 +37,8 @@ HELP = (
 LEAST_ROOM = 3
 LEAST_JOBS = 4
 LEAST_LOG = 4
+ROOM_FOR_NEWS = 18
+"""From this height of the body on, the last facts keep a fifth of it, however many jobs there are."""
 
 
 def render(view: WatchView, screen: Screen, moment: Moment) -> list[Text]:
@@ -59,6 +61,8 @@ def _body(view: WatchView, screen: Screen, moment: Moment, room: int) -> list[Te
     least = 0
     if screen.log:
         least = max(LEAST_LOG, room // 3) + 1
+    elif screen.recent and room >= ROOM_FOR_NEWS:
+        least = min(len(screen.recent), room // 5) + 1
     spare = room - least - min(len(tree.lines), max(LEAST_JOBS, (room - least) * 2 // 3))
     gpus = gpu_lines(view, screen, _gpu_host(view, screen), max(0, spare - 1)) if screen.gpus else []
     gpus = [Text(""), *gpus] if gpus else []

@@ -6,7 +6,7 @@ never the only carrier.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rich.text import Text
@@ -54,18 +54,26 @@ def crop(line: Text, width: int, *, unicode: bool = True) -> Text:
     return line.append(mark)
 
 
+Line = Text | Callable[[], Text]
+"""A line, or what draws it once it is known to be in sight: of 200 jobs a screen shows 40."""
+
+
+def _drawn(line: Line) -> Text:
+    return line if isinstance(line, Text) else line()
+
+
 def fit(lines: list[Text], room: int) -> list[Text]:
     """At most ``room`` lines; what does not fit is counted, not lost silently."""
     return window(lines, room, range(0))
 
 
-def window(lines: Sequence[Text], room: int, focus: range) -> list[Text]:
+def window(lines: Sequence[Line], room: int, focus: range) -> list[Text]:
     """``room`` lines out of more, with those of ``focus`` (its beginning, when it is longer) among them.
 
     The first and the last line shown count what is not.
     """
     if len(lines) <= room:
-        return list(lines)
+        return [_drawn(line) for line in lines]
     inner = max(1, room - 2)
     start = 0
     if len(focus):
@@ -78,7 +86,7 @@ def window(lines: Sequence[Text], room: int, focus: range) -> list[Text]:
         start = len(lines) - shown
     else:
         shown = inner
-    found = list(lines[start : start + shown])
+    found = [_drawn(line) for line in lines[start : start + shown]]
     if start:
         found.insert(0, Text(f"  ... {start} more lines above (up, down)", "bright_black"))
     below = len(lines) - start - shown

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from rich.text import Text
 
@@ -35,7 +36,7 @@ from orchestrator.ui.job import (
     step_words,
     verdict_words,
 )
-from orchestrator.ui.screen import WIDE, Screen, gauge
+from orchestrator.ui.screen import WIDE, Line, Screen, gauge
 from orchestrator.ui.sparks import figures_line
 from orchestrator.ui.text import clock_time, duration, one_line, parse_time, plural, seconds_between
 
@@ -53,7 +54,7 @@ ACTIVE = frozenset({"running", "stopping", "ready"})
 class Tree:
     """The lines of all jobs, and which of them the eye should find: what runs in the chosen job."""
 
-    lines: list[Text] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
     focus: range = range(0)
 
 
@@ -67,7 +68,7 @@ def job_tree(view: WatchView, screen: Screen, moment: Moment) -> Tree:
     columns = _columns(jobs, many_hosts=len(view.hosts) > 1)
     for job in jobs:
         if job["id"] != chosen:
-            tree.lines.append(_folded(job, columns, moment))
+            tree.lines.append(partial(_folded, job, columns, moment))
             continue
         if tree.lines:
             tree.lines.append(Text(""))
