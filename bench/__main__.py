@@ -25,6 +25,7 @@ SECTIONS: dict[str, str] = {
     "eta": "bench.eta",
     "fuzz": "bench.fuzz_logs",
     "overnight": "bench.overnight",
+    "blackhole": "bench.blackhole",
     "wan": "bench.wan",
     "scale": "bench.scale",
     "peers": "bench.peers.contest",
