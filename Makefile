@@ -6,7 +6,7 @@ HOST_SIDE := remote_jobs/protocol.py remote_jobs/agent remote_jobs/logs
 T ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test pipeline lint bench setup clean
+.PHONY: help demo test pipeline lint coverage mutate orders wheel bench setup clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -24,6 +24,7 @@ lint: setup  ## ruff, mypy --strict, import layers, Python 3.8 on the host side
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	.venv/bin/vermin --quiet --no-tips --violations --target=3.8- $(HOST_SIDE)
+	@scripts/audit
 
 test: lint  ## lint, then every test but the pipeline's heavy ones; T=tests/sshd for one group
 	$(PY) -m pytest $(T) -m "not heavy" </dev/null
@@ -31,9 +32,26 @@ test: lint  ## lint, then every test but the pipeline's heavy ones; T=tests/sshd
 pipeline: setup  ## the heavy tests: real vLLM and speculators on CPU (builds their environment once: 4 minutes, 4 GB)
 	$(PY) -m pytest tests/pipeline </dev/null
 
+coverage: setup  ## branch coverage of the light tests, our child processes on the laptop's side included; T=... for one group
+	$(PY) -m coverage erase
+	-$(PY) -m coverage run -m pytest $(T) -m "not heavy" -p no:cacheprovider </dev/null
+	$(PY) -m coverage combine --quiet
+	$(PY) -m coverage report
+
+mutate: setup  ## mutation testing of states, retry policy and log rules, MINUTES=10 each; M="policy fold" for some areas
+	@scripts/mutate $(M)
+
+orders: setup  ## the light tests twice in random orders, then by two processes at once; T=tests/core for one group
+	$(PY) -m pytest $(T) -m "not heavy" --shuffle 0 -q </dev/null
+	$(PY) -m pytest $(T) -m "not heavy" --shuffle 0 -q </dev/null
+	$(PY) -m pytest $(T) -m "not heavy" --shuffle 0 -q -n 2 --dist loadfile </dev/null
+
+wheel: setup  ## install the wheel from the package index into a clean environment of every promised Python found here
+	@scripts/try-wheel
+
 bench: setup  ## the figures of the README, measured beside plain OpenSSH; B="launch watch" for some sections
 	$(PY) -m bench $(B) </dev/null
 
 clean:  ## remove what the recipes made
-	rm -rf .venv .venv.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	rm -rf .venv .venv.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -80,6 +80,8 @@ class Laptop:
             "ORCH_INVENTORY": str(self.inventory),
             "LANG": "C.UTF-8",
             "TERM": "dumb",
+            # `make coverage` measures our child processes too.
+            **{key: value for key, value in os.environ.items() if key.startswith("COVERAGE_")},
             **(environment or {}),
         }
 
