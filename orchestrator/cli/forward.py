@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import InventoryOption, JobArgument, StepOption, examples, open_session
+from orchestrator.cli.options import InventoryOption, JobArgument, StepOption, examples, open_client
 
 
 def register(app: typer.Typer) -> None:
@@ -42,16 +42,15 @@ def forward(
     """
     from orchestrator.services.forward import find
     from orchestrator.services.forward import forward as open_forward
-    from orchestrator.services.resolve import resolve
-    from orchestrator.services.wait import wait
+    from orchestrator.services.resolve import FoundJob
     from orchestrator.ui.console import out, say
 
-    with open_session(inventory) as session:
-        found = resolve(session, job)
-        destination = find(session, found, port=port, step=step, address=to)
-        with open_forward(session, found.host, destination, local=local, say=say) as opened:
+    with open_client(inventory) as client:
+        found = client.job(job)
+        destination = find(client.session, FoundJob(found.id, found.host), port=port, step=step, address=to)
+        with open_forward(client.session, found.host, destination, local=local, say=say) as opened:
             what = f"step {destination.step}, " if destination.step else ""
             say(f"orch: to {destination.address}:{destination.port} on {found.host} ({what}{found.id}); Ctrl-C ends it")
             out(f"127.0.0.1:{opened.port}")
-            view = wait(session, found)
+            view = found.wait()
         say(f"orch: {view['id']} {view['state']}: nothing is forwarded any more")

@@ -14,6 +14,7 @@ from orchestrator.cli.options import (
     JsonOption,
     complete_jobs,
     examples,
+    open_client,
     open_session,
 )
 
@@ -152,18 +153,15 @@ def report(
     The page loads nothing from anywhere. It holds the end of each failed attempt's log: look before you send it.
     """
     from orchestrator.core.errors import LocalError
-    from orchestrator.services.report import report as gather
-    from orchestrator.services.resolve import resolve
     from orchestrator.ui.console import out
-    from orchestrator.ui.report import page
 
-    with open_session(inventory) as session:
-        found = resolve(session, job, host=host)
-        facts = gather(session, found)
+    with open_client(inventory) as client:
+        found = client.job(job, host=host)
+        page = found.report()
     path = output or Path(f"{found.id}.html")
     try:
         with path.open("w" if force or output is None else "x", encoding="utf-8") as file:
-            file.write(page(facts))
+            file.write(page)
     except FileExistsError as error:
         raise LocalError(f"{path} is there already", "replace it with --force, or name another file") from error
     except OSError as error:

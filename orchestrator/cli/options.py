@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from orchestrator.client import Client
     from orchestrator.services.session import Session
 
 WATCH_HELP = "Show progress until the job ends; Ctrl-C leaves the job alone."
@@ -126,6 +127,16 @@ def open_session(inventory: Path | None) -> Iterator[Session]:
 
     with Session(inventory, say=say) as session:
         yield session
+
+
+@contextlib.contextmanager
+def open_client(inventory: Path | None) -> Iterator[Client]:
+    """The Python API for one command, with remarks on stderr; closed at its end."""
+    from orchestrator.client import Client
+    from orchestrator.ui.console import say
+
+    with Client(inventory, say=say) as client:
+        yield client
 
 
 def seconds(text: str | None, option: str) -> float | None:
