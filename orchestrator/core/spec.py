@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator import __name__ as package
 from orchestrator.core.files import LocalFile
 from orchestrator.core.ids import slug
 from orchestrator.core.inputs import filled_params, gpus_for
@@ -145,6 +144,6 @@ def _version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return f"{package} {version('orch-gpu')}"
+        return f"orchestrator {version('orch-gpu')}"
     except PackageNotFoundError:  # run from a checkout that was never installed
-        return package
+        return "orchestrator"
