@@ -21,13 +21,19 @@ def range_name(step: str, index: int, count: int) -> str:
     return f"{step}-{index}of{count}"
 
 
-def dealt(ranges: int, hosts: Sequence[str]) -> dict[str, list[int]]:
-    """The ranges of each host, 1..ranges in blocks that differ by one at most."""
-    count = len(hosts)
-    return {
-        host: list(range(at * ranges // count + 1, (at + 1) * ranges // count + 1))
-        for at, host in enumerate(hosts)
-    }
+def shares(ranges: int, hosts: Mapping[str, bool]) -> list[tuple[str, list[int]]]:
+    """(host, ranges) of every job of a split over hosts: blocks that differ by one at most.
+
+    Args:
+        ranges: how many there are.
+        hosts: name -> True when a scheduler hands out its machines: each range is a job of its own there, so that it
+            starts when there is room for it.
+    """
+    found: list[tuple[str, list[int]]] = []
+    for at, (host, queued) in enumerate(hosts.items()):
+        block = list(range(at * ranges // len(hosts) + 1, (at + 1) * ranges // len(hosts) + 1))
+        found += [(host, [index]) for index in block] if queued else [(host, block)]
+    return found
 
 
 def expand(steps: Sequence[Mapping[str, Any]], only: Sequence[int] | None = None) -> list[dict[str, Any]]:

@@ -234,8 +234,13 @@ def load_for(
     return loaded, [name]
 
 
-def prepare(session: Session, loaded: LoadedPlan, host: str, wanted: Wanted) -> Prepared:
-    """Read files and secrets, choose the job's id and record the intent, or find the earlier one to resume."""
+def prepare(
+    session: Session, loaded: LoadedPlan, host: str, wanted: Wanted, only: Sequence[int] | None = None
+) -> Prepared:
+    """Read files and secrets, choose the job's id and record the intent, or find the earlier one to resume.
+
+    ``only``: the ranges of a split step that this job does; a host may have several such jobs of one plan.
+    """
     from orchestrator.core.ids import new_job_id
 
     now = session.now()
@@ -246,7 +251,7 @@ def prepare(session: Session, loaded: LoadedPlan, host: str, wanted: Wanted) -> 
             step["retry"] = {**(step.get("retry") or {}), "attempts": wanted.attempts}
     if wanted.wait_gate_s:
         spec["gate"] = {**(spec.get("gate") or {}), "wait_s": wanted.wait_gate_s}
-    spec["plan_sha256"] = _identity(loaded.plan_sha256, prepared.files, wanted.attempts)
+    spec["plan_sha256"] = _identity(loaded.plan_sha256, prepared.files, wanted.attempts, only)
     secrets = resolve_secrets(loaded.secrets(session.host(host)), loaded.base_dir)
     intent = None if wanted.new else session.ledger.unconfirmed(spec["plan_sha256"], host)
     if intent is not None:
@@ -278,11 +283,15 @@ def begun_on(session: Session, loaded: LoadedPlan, hosts: Sequence[str], wanted:
     return None
 
 
-def _identity(plan_sha256: str, files: Sequence[HashedFile], attempts: int | None) -> str:
-    """What makes two launches the same: the plan with its settings, and the bytes of its own files."""
-    if not files and attempts is None:
+def _identity(
+    plan_sha256: str, files: Sequence[HashedFile], attempts: int | None, only: Sequence[int] | None = None
+) -> str:
+    """What makes two launches the same: the plan with its settings, the bytes of its own files, the ranges to do."""
+    if not files and attempts is None and only is None:
         return plan_sha256
     parts = [plan_sha256, *(file.sha256 for file in files), str(attempts)]
+    if only is not None:
+        parts.append(f"ranges {list(only)}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import GateClosed, HostError, OrchError, PreflightFailed, UsageError
-from orchestrator.core.split import dealt
+from orchestrator.core.split import shares
 from orchestrator.services.launch import (
     Launched,
+    Prepared,
     Wanted,
     begun_on,
     build,
@@ -58,9 +59,9 @@ def launch_plan(
             )
         return [launch_any(session, read_plan(session, plan, sets), group, wanted, progress)]
     loaded, hosts = load_for(session, plan, host=host, sets=sets)
-    if len(hosts) == 1:
-        return [launch_on(session, loaded, hosts[0], wanted, progress)]
-    return launch_spread(session, loaded, hosts, wanted, progress)
+    if any(step.split.hosts for step in loaded.plan.steps):
+        return launch_spread(session, loaded, hosts, wanted, progress)
+    return [launch_on(session, loaded, hosts[0], wanted, progress)]
 
 
 # ------------------------------------------------------------------------------------------------------- the first free
@@ -132,39 +133,44 @@ def _why_closed(session: Session, loaded: LoadedPlan, host: str) -> str | None:
 def launch_spread(
     session: Session, loaded: LoadedPlan, hosts: Sequence[str], wanted: Wanted, progress: Progress
 ) -> list[Launched]:
-    """Start one job on each host, with its share of the ranges; all hosts are ready before the first one starts.
+    """Start a job on each host with its share of the ranges, on a Slurm host one for each range; all hosts are ready
+    before the first job starts.
 
     Raises:
         OrchError: as `launch`; when some jobs run already the message names them, and the same launch takes them up.
     """
     count = next(step.split.ranges for step in loaded.plan.steps if step.split.hosts)
-    shares = dealt(count, hosts)
-    prepared = [prepare(session, loaded, host, wanted) for host in hosts]
+    todo = shares(count, {name: session.host(name).scheduler == "slurm" for name in hosts})
+    prepared = [prepare(session, loaded, host, wanted, ranges) for host, ranges in todo]
     try:
+        ready: dict[str, Prepared] = {}
         for one in prepared:
-            make_ready(session, one, wanted, progress)
+            if one.host in ready:  # the second job of a host needs what the first one has found
+                one.spec["release"] = ready[one.host].spec["release"]
+                for step, checked in zip(one.spec["steps"], ready[one.host].spec["steps"], strict=True):
+                    step["exports"] = checked.get("exports") or {}
+            else:
+                make_ready(session, one, wanted, progress)
+                ready[one.host] = one
     except OrchError:
         for one in prepared:
             forget(session, one)
         raise
     launched: list[Launched] = []
-    for number, one in enumerate(prepared):
+    for number, (one, (_, ranges)) in enumerate(zip(prepared, todo, strict=True)):
         try:
-            launched.append(send(session, one, wanted, shares[one.host]))
+            launched.append(send(session, one, wanted, ranges))
         except OrchError as error:
             for later in prepared[number + 1 :]:
                 forget(session, later)
             if launched:
                 names = ", ".join(f"{item.job} on {item.host}" for item in launched)
-                error.message += (
-                    f"\n  {one.host} was to do ranges {_listed(shares[one.host])}; started: {names}"
-                )
+                error.message += f"\n  {one.host} was to do {_listed(ranges)}; started: {names}"
                 error.hint = "type the same command again: it takes up what runs and starts the rest"
             raise
-    for item in launched:
-        session.say(f"orch: {item.job}: ranges {_listed(shares[item.host])} of {count} on {item.host}")
+        session.say(f"orch: {launched[-1].job}: {_listed(ranges)} of {count} on {one.host}")
     return launched
 
 
 def _listed(ranges: Sequence[int]) -> str:
-    return f"{ranges[0]} to {ranges[-1]}" if len(ranges) > 1 else str(ranges[0])
+    return f"ranges {ranges[0]} to {ranges[-1]}" if len(ranges) > 1 else f"range {ranges[0]}"

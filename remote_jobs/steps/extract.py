@@ -38,7 +38,7 @@ from remote_jobs.steps.extraction.manifest import (
     write_index,
     write_manifest,
 )
-from remote_jobs.steps.extraction.merge import MANIFEST_NAME, merge
+from remote_jobs.steps.extraction.merge import MANIFEST_NAME, forget_ranges, merge
 from remote_jobs.steps.extraction.model import check_layer_ids, default_layer_ids, read_model
 from remote_jobs.steps.extraction.options import Options
 from remote_jobs.steps.extraction.parts import Part
@@ -163,6 +163,8 @@ def extract(opts: Options, folder: str, progress: Progress, stop: StopSignal) ->
         raise IncompleteError(
             f"{len(missing)} of {len(rows)} samples are missing at the end of the run: rows {listed}"
         )
+    if part is None:
+        forget_ranges(folder)
     if opts.verify and rows:
         manifest["verified"] = proof or _verify_afresh(opts, folder, rows, config, shape, progress, stop)
         write_manifest(folder, manifest, part)

@@ -72,8 +72,10 @@ def test_ranges_at_once_then_merge_give_what_one_run_gives(
     assert (folder / "samples.jsonl").read_bytes() == (whole / "samples.jsonl").read_bytes()
     left = {path.name for path in folder.iterdir() if not path.name.startswith(".extract.lock")}
     assert left == {path.name for path in whole.iterdir() if not path.name.startswith(".extract.lock")}
+    assert run_extract(model, dataset, "--range", "1/2", output=folder).status == 0
     again = run_extract(model, dataset, output=folder)
     assert "14 valid files are there, 0 to do" in again.log, "a whole run takes the folder over"
+    assert not list(folder.glob("range-*"))
     assert run_extract(model, dataset, "--merge", "3", output=folder).status == 0, "merging twice changes nothing"
 
 

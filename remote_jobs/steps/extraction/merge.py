@@ -9,7 +9,6 @@ laptop with what was fetched from several hosts.
 from __future__ import annotations
 
 import array
-import glob
 import hashlib
 import json
 import os
@@ -91,10 +90,15 @@ def merge(
         whole["samples"]["valid"], whole["complete"] = expected, True
         whole["updated_at"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         write_atomically(os.path.join(folder, MANIFEST_NAME), json.dumps(whole, indent=2).encode() + b"\n")
-    for path in glob.glob(os.path.join(glob.escape(folder), "range-*of*.json")):
-        if PART_NAME.fullmatch(os.path.basename(path)):
-            os.unlink(path)
+    forget_ranges(folder)
     return whole
+
+
+def forget_ranges(folder: str) -> None:
+    """Take the records of ranges away once the manifest speaks for all rows."""
+    for name in os.listdir(folder):
+        if PART_NAME.fullmatch(name):
+            os.unlink(os.path.join(folder, name))
 
 
 def _read(path: str) -> dict[str, Any]:
