@@ -36,6 +36,7 @@ from orchestrator.ui.job import (
     step_words,
     verdict_words,
 )
+from orchestrator.ui.parts import rows
 from orchestrator.ui.screen import WIDE, Line, Screen, gauge
 from orchestrator.ui.sparks import figures_line
 from orchestrator.ui.text import clock_time, duration, one_line, parse_time, plural, seconds_between
@@ -162,17 +163,18 @@ def _head(job: Json, marker: str, screen: Screen, moment: Moment) -> list[Text]:
 
 
 def _steps(job: Json, screen: Screen, moment: Moment, log: LogTail | None) -> list[Text]:
-    steps = list(job.get("steps") or [])
-    width = max((len(one_line(str(step["name"]))) for step in steps), default=0)
+    found = rows(list(job.get("steps") or []))
+    width = max((2 * row.depth + len(one_line(row.name)) for row in found), default=0)
     lines: list[Text] = []
-    for index, step in enumerate(steps):
-        branch, trunk = _branches(screen, last=index == len(steps) - 1)
+    for index, row in enumerate(found):
+        step, name = row.step, "  " * row.depth + one_line(row.name)
+        branch, trunk = _branches(screen, last=index == len(found) - 1)
         state = str(step.get("state"))
-        line = Text.assemble((f" {branch} ", "bright_black"), f"{one_line(str(step['name'])):<{width}}  ")
+        line = Text.assemble((f" {branch} ", "bright_black"), f"{name:<{width}}  ")
         line.append(f"{state:<10}", state_style(state))
         attempts = list(step.get("attempts") or [])
-        unfolded = bool(attempts) and (state in ACTIVE or len(attempts) > 1)
-        words = _short_words(step, moment) if unfolded else step_words(step, moment)
+        unfolded = bool(attempts) and not row.depth and (state in ACTIVE or len(attempts) > 1)
+        words = row.summary or (_short_words(step, moment) if unfolded else step_words(step, moment))
         line.append(f"  {words}" if words else "")
         line.rstrip()
         lines.append(line)

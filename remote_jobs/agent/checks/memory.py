@@ -70,7 +70,8 @@ def check(step: Step, shelf: model.Shelf, gpus: List[GpuMemory], host: HostMemor
         found += gpu_rows(step, need, gpus[: step.gpus] if step.gpus <= len(gpus) else gpus)
     elif step.gpus > 0:
         found.append(row(SKIP, "GPU memory is unknown: nvidia-smi does not answer (see gpus)"))
-    found += host_rows(need, host, tensor_parallel(step), on_gpu=step.gpus > 0)
+    workers = tensor_parallel(step) * side_by_side(step)
+    found += host_rows(need, host, workers, on_gpu=step.gpus > 0)
     text = "weights {} per GPU, {} of KV cache per 1000 tokens".format(
         gib(need.weights), gib(1000 * (need.kv_per_token or 0))
     )
@@ -81,6 +82,12 @@ def check(step: Step, shelf: model.Shelf, gpus: List[GpuMemory], host: HostMemor
 def tensor_parallel(step: Step) -> int:
     """Tensor-parallel size: the plan's, else the step's GPUs."""
     return int(step.number("tensor_parallel_size", max(1, step.gpus)))
+
+
+def side_by_side(step: Step) -> int:
+    """Ranges of a split step that load the model at the same time: as many as the host's GPUs hold."""
+    there = step.job.spec.host_gpus
+    return min(step.spec.split, max(1, there // step.gpus)) if step.gpus > 0 and there else step.spec.split
 
 
 def parallel_rows(step: Step, config: model.ModelConfig, there: int) -> List[Row]:
