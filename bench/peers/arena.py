@@ -164,13 +164,15 @@ class Drive:
         mark = f"{arena.folder}:{contestant.slug}"
         self.stderr = folder / f"stderr-{verb}-{number}"
         self.lines: list[tuple[float, str]] = []
+        scratch = arena.folder / "t"  # a short name: some put sockets there
+        scratch.mkdir(exist_ok=True)
         python = contestant.python()
         path = f"{Path(python).parent}:{os.environ['PATH']}"  # as in an activated environment
         with self.stderr.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [*arena.wan.near, python, str(HERE / contestant.driver), verb, str(config)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
-                env={"PATH": path, "HOME": str(folder), "LANG": "C.UTF-8", MARK: mark},
+                env={"PATH": path, "HOME": str(folder), "LANG": "C.UTF-8", "TMPDIR": str(scratch), MARK: mark},
             )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

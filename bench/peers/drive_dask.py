@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import asyncssh
+import dask
 from driving import ready, say, start
 
 verb, config = start()
@@ -26,6 +27,7 @@ def main():
         except Exception as error:
             say(f"ended gave-up {type(error).__name__}")
         return
+    dask.config.set({"temporary-directory": str(config.folder)})  # the host's side takes it over
     ready()
     options = {
         "port": config.port, "username": config.user, "client_keys": [config.key], "known_hosts": config.known_hosts,
