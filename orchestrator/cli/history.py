@@ -51,7 +51,7 @@ def history(
         str | None, typer.Option("--plan", metavar="NAME", help="Only jobs of this plan name.")
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, metavar="N", help="At most this many, the newest.")
+        int, typer.Option("--limit", "-n", envvar="ORCH_HISTORY_LIMIT", min=1, metavar="N", help="At most this many, the newest.")
     ] = 50,
     local: Annotated[
         bool, typer.Option("--local", help="Ask no host; only what this laptop has seen.")

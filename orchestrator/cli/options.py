@@ -81,7 +81,7 @@ InventoryOption = Annotated[
 HostOption = Annotated[
     str | None,
     typer.Option(
-        "--host", "-H", metavar="HOST", help="Host of the inventory.", autocompletion=complete_hosts
+        "--host", "-H", envvar="ORCH_HOST", metavar="HOST", help="Host of the inventory.", autocompletion=complete_hosts
     ),
 ]
 SetOption = Annotated[
