@@ -111,7 +111,9 @@ SLURM_KEYS = (
 )  # fmt: skip
 
 
-class _File(Strict):
+class InventoryFile(Strict):
+    """An inventory, as written."""
+
     hosts: dict[str, Host]
     groups: dict[str, Texts] = Field(default_factory=dict)
 
@@ -191,7 +193,7 @@ def load_inventory(path: Path | str | None = None) -> Inventory:
         if not hosts:
             problems.append(document.problem(("hosts",), "there are no hosts", EMPTY_HINT))
     problems += unusable_text(document, raw)
-    inventory, wrong_shapes = check(_File, document, raw)
+    inventory, wrong_shapes = check(InventoryFile, document, raw)
     problems += wrong_shapes
     if problems or inventory is None:
         raise ConfigError.of(in_order(problems), f"the inventory {name}")
