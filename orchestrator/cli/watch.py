@@ -41,7 +41,12 @@ def watch(
     plain: Annotated[bool, typer.Option("--plain", help="Dated lines, also on a terminal.")] = False,
     interval: Annotated[
         str | None,
-        typer.Option("--interval", metavar="TIME", help="Look at least this often (default: adaptive)."),
+        typer.Option(
+            "--interval",
+            envvar="ORCH_WATCH_INTERVAL",
+            metavar="TIME",
+            help="Look at least this often (default: adaptive).",
+        ),
     ] = None,
     until: Annotated[
         str | None,
