@@ -22,12 +22,12 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
+from bench.__main__ import SECTIONS  # noqa: E402 - a script in docs/ finds the packages through the line above
 from orchestrator.core.steps import BUILTIN, INHERITS_MODEL  # noqa: E402
-from remote_jobs import protocol  # noqa: E402 - a script in docs/ finds the package through the line above
+from remote_jobs import protocol  # noqa: E402
 
 PAGES = ("protocol.md", "states.md", "plan.md", "figures.md", "../README.md")
 RESULTS = DOCS.parent / "bench" / "results"
-SECTIONS = ("launch", "know", "watch", "watchers", "wan", "scale", "preflight", "logs", "eta", "fuzz", "overnight", "peers")
 SHOWN = (
     ("launch", "open connection -> running, loopback"),
     ("launch", "`orch launch`, from the shell -> running, loopback"),
