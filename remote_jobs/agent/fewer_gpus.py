@@ -36,11 +36,6 @@ def least(step: StepSpec) -> Optional[int]:
     return int(rule.get("min", 1)) if isinstance(rule, dict) else None
 
 
-def parameters(changes: Mapping[str, Any]) -> Dict[str, Any]:
-    """The changes that are parameters of the step's program."""
-    return {key: value for key, value in changes.items() if key not in (GPUS, WITHOUT)}
-
-
 def applied(step: StepSpec, changes: Mapping[str, Any]) -> StepSpec:
     """The step with the number of GPUs that it may claim now."""
     return dataclasses.replace(step, gpus=int(changes[GPUS])) if GPUS in changes else step

@@ -12,9 +12,10 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from remote_jobs.agent import fewer_gpus
+from remote_jobs.agent import fewer_gpus, limits
 from remote_jobs.agent.fold import fingerprint
 from remote_jobs.protocol import StepSpec
 
@@ -75,8 +76,8 @@ CHANGES: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]] = {
     },
     "shm": {"train": {"num_workers": {"mul": 0.0, "min": 0, "default": 8}}},
 }
-BY_RULE: Mapping[str, Tuple[str, int]] = {"xid-contained": (AGAIN, 2)}
-"""Rules of a class that differ from it: the process died of a contained memory error, and its GPU goes on."""
+BY_RULE: Mapping[str, Tuple[str, int]] = {"xid-contained": (AGAIN, 2), "engine-ready-limit": (CHANGE, 3)}
+"""Rules that differ from their class: a contained memory error, whose GPU goes on; a limit that can be raised."""
 _KV_LENGTH = re.compile(r"estimated maximum model length is (\d+)")
 _ROUND_UP = {"max_num_batched_tokens": 256, "total_seq_len": 128}
 
@@ -95,6 +96,12 @@ def backoff_s(failures: int, rng: random.Random) -> float:
     """Delay before the next try: 5, 10, 20 ... capped at 600 s, +-20 % so that many jobs do not return at once."""
     base = min(BACKOFF_CAP_S, BACKOFF_FIRST_S * 2.0 ** max(0, failures - 1))
     return base * rng.uniform(1 - BACKOFF_JITTER, 1 + BACKOFF_JITTER)
+
+
+def parameters(changes: Mapping[str, Any]) -> Dict[str, Any]:
+    """The changes that are parameters of the step's program, not GPUs, variables or limits that orch keeps itself."""
+    ours = (fewer_gpus.GPUS, fewer_gpus.WITHOUT, limits.READY_WITHIN)
+    return {key: value for key, value in changes.items() if key not in ours and not limits.is_variable(key)}
 
 
 def _moved(value: float, how: Mapping[str, Any]) -> Optional[float]:
@@ -146,14 +153,14 @@ def change_parameters(
     return {}
 
 
-def _cap(step: StepSpec, klass: str, default: int) -> int:
+def _cap(step: StepSpec, klass: str, action: str, default: int) -> int:
     """Tries allowed: the plan's `attempts` caps every class; a class block may say its own number below it."""
     block = step.retry.get(klass)
     own = block.get("attempts") if isinstance(block, dict) else None
     total = step.retry.get("attempts")
     if own is not None:
         default = int(own)
-    elif POLICY.get(klass, (AGAIN, 2))[0] != STOP:
+    elif action != STOP:
         default = default if total is None else int(total)
     elif isinstance(block, dict) and block:  # the plan says what to change where we would give up
         default = STATED_CHANGES if total is None else int(total)
@@ -167,7 +174,8 @@ def decide(
     params: Mapping[str, Any],
     rng: random.Random,
     survey: Optional[Mapping[str, Any]] = None,
-    without: Sequence[str] = (),
+    changed: Mapping[str, Any] = MappingProxyType({}),
+    env: Mapping[str, str] = MappingProxyType({}),
 ) -> Decision:
     """What happens after the newest attempt of ``history`` failed with ``verdict``.
 
@@ -179,11 +187,12 @@ def decide(
         params: the parameters that the newest attempt ran with.
         rng: source of the jitter.
         survey: after a failure of hardware, which GPUs work and which are to blame (gate.survey).
-        without: GPUs that the step has left out before.
+        changed: what that attempt ran with beyond the plan.
+        env: its environment.
     """
     klass = str(verdict.get("class") or "unknown")
     action, default = BY_RULE.get(str(verdict.get("signature")), POLICY.get(klass, (AGAIN, 2)))
-    block = step.retry.get(klass)
+    block, own_action = step.retry.get(klass), action
     if action == STOP and isinstance(block, dict) and block:
         action = CHANGE if any(isinstance(value, dict) for value in block.values()) else AGAIN
     total = step.retry.get("attempts")
@@ -193,13 +202,14 @@ def decide(
     if action == STOP or (action == AGAIN and judged_hopeless):
         return Decision(False, "{}: trying again cannot help".format(klass))
     spent = _tries_without_progress(history)
-    cap = _cap(step, klass, default)
+    cap = _cap(step, klass, own_action, default)
     if spent >= cap:
         return Decision(False, "{} tries without new progress, the limit for {} is {}".format(spent, klass, cap))
     changes, why = change_parameters(step, klass, params, verdict) if action == CHANGE else {}, ""
     if action == CHANGE and klass == fewer_gpus.CLASS and fewer_gpus.least(step) is not None:
-        fewer, why = fewer_gpus.change(step, params, survey or {}, without)
+        fewer, why = fewer_gpus.change(step, params, survey or {}, changed.get(fewer_gpus.WITHOUT) or [])
         changes = {**changes, **fewer} if fewer else {}
+    changes = {**changes, **limits.raised(step, verdict, changed, env)}
     if klass == "port_in_use" and "port" in params:
         changes = {"port": int(params["port"]) + 1 + rng.randrange(200)}
     if action == CHANGE and not changes:

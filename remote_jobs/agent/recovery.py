@@ -13,7 +13,7 @@ import time
 from typing import Any, Dict, Iterable, List, Mapping, Sequence
 
 from remote_jobs import protocol
-from remote_jobs.agent import fewer_gpus, procs
+from remote_jobs.agent import fewer_gpus, limits, procs
 from remote_jobs.agent.attempt import ladder
 from remote_jobs.agent.command import Places
 from remote_jobs.agent.jobdir import JobDir, read_json
@@ -107,6 +107,10 @@ def parameters_set(name: str, given: Mapping[str, Any]) -> List[str]:
         parts = str(path).split(".")
         if parts == [name, fewer_gpus.GPUS]:  # how many is a person's word now, and which ones is open again
             found += fewer_gpus.RESIZED
+        if parts[:2] == [name, "env"]:
+            found += parts[2:3] if len(parts) > 2 else list(value) if isinstance(value, dict) else []
+        if parts[:2] == [name, "service"]:
+            found.append(limits.READY_WITHIN)
         if parts[:2] == [name, "with"]:
             found += parts[2:3] if len(parts) > 2 else list(value) if isinstance(value, dict) else []
     return found

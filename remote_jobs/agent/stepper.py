@@ -21,6 +21,7 @@ from remote_jobs.agent import (
     incident,
     judge,
     launch_env,
+    limits,
     policy,
     procs,
     ready,
@@ -319,7 +320,7 @@ class Stepper:
 
     def _went_smaller(self, reading: Mapping[str, Any]) -> bool:
         """Leave broken GPUs out before an attempt, where the plan allows fewer: claim again among the others."""
-        params = {**self.spec.params, **fewer_gpus.parameters(self.changes)}
+        params = {**self.spec.params, **policy.parameters(self.changes)}
         without = self.changes.get(fewer_gpus.WITHOUT) or []
         changes, why = fewer_gpus.change(self.spec, params, reading.get("survey") or {}, without)
         if not changes:
@@ -340,7 +341,7 @@ class Stepper:
     def _start(self, now: float) -> None:
         boss = self.boss
         n = len(boss.fold.attempts(self.name)) + 1
-        params = {**self.spec.params, **fewer_gpus.parameters(self.changes)}
+        params = {**self.spec.params, **policy.parameters(self.changes)}
         self._gate_since = None
         attempt = Attempt(
             boss.job, self.spec, self.index, n,
@@ -364,6 +365,7 @@ class Stepper:
                 secrets=boss.secrets.get(self.name) or {},
                 exports=launch_env.timer_exports(self.spec),
             )  # fmt: skip
+            env.update(limits.environment(self.changes))
             env.update(launch_env.overlay_env(self.spec, boss.spec, boss.job, boss.layout, env))
             if boss.allocation is not None:
                 argv, of_nodes = boss.allocation.across_nodes(self.spec, argv, n)
@@ -453,7 +455,7 @@ class Stepper:
             self._ready = True
             self.boss.emit(EventKind.STEP_READY, self.name, self.attempt.n)
             return
-        limit = (self.spec.service or {}).get("timeout_s")
+        limit = self.changes.get(limits.READY_WITHIN) or (self.spec.service or {}).get("timeout_s")
         if limit and now - self.attempt.started_mono > float(limit) + self._extra_s:
             self._suspect("not_ready", "not ready after {:.0f} s".format(float(limit)))
 
@@ -645,7 +647,7 @@ class Stepper:
         self._failed_at = now
         decision = policy.decide(
             self.spec, verdict, self.history, attempt.params, self.boss.rng,
-            survey=result.get("survey"), without=self.changes.get(fewer_gpus.WITHOUT) or [],
+            survey=result.get("survey"), changed=self.changes, env=attempt.env,
         )  # fmt: skip
         incident.note_decision(attempt.dir, decision)
         self._obey(decision, attempt.n, verdict, now)
@@ -775,7 +777,7 @@ class Stepper:
             )
             self.history.append({"verdict": verdict, "progress": kept, "n": last["n"]})
             if by_itself:
-                params = {**self.spec.params, **fewer_gpus.parameters(self.changes)}
+                params = {**self.spec.params, **policy.parameters(self.changes)}
                 decision = policy.decide(self.spec, verdict, self.history, params, self.boss.rng)
                 self._obey(decision, last["n"], verdict, time.monotonic())
                 return

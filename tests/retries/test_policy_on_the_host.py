@@ -69,6 +69,38 @@ def test_the_next_attempt_is_called_with_the_change(name: str, box: Box) -> None
     assert [str(box.why(job, attempt=n)["changed_next"][changed]) for n in range(1, len(values))] == values[1:]
 
 
+READY = (
+    "TimeoutError: Timed out waiting for engine core processes to start. This is often caused by slow weight loading for "
+    "large models. Waited 600s (configured by VLLM_ENGINE_READY_TIMEOUT_S)."
+)
+STUCK = "[rank0]: ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives."
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "values"),
+    [(READY, "VLLM_ENGINE_READY_TIMEOUT_S", ["700", "2100", "6300"]), (STUCK, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", ["", "1440"])],
+)
+def test_a_limit_that_ended_a_slow_load_is_raised(line: str, name: str, values: list[str], box: Box) -> None:
+    """Also of a command of a person's own: 20 minutes are lost each time it dies of the same limit."""
+    env = {name: values[0]} if values[0] else {}
+    run = f"""echo "at $ORCH_ATTEMPT ${name}" >> seen; [ $ORCH_ATTEMPT = {len(values)} ] || {{ echo "{line}" >&2; exit 1; }}"""
+    job = box.launch({"name": "work", "run": run, "env": env})
+    box.hurry(job, "succeeded")
+    wanted = [f"at {n} {value}".strip() for n, value in enumerate(values, start=1)]
+    assert [text.strip() for text in (box.work / "seen").read_text().splitlines()] == wanted
+    assert str(box.why(job, attempt=1)["changed_next"][name]) == values[1]
+
+
+def test_a_service_that_needs_longer_gets_it(box: Box) -> None:
+    service = {"ready": {"log": "up at last"}, "timeout_s": 1.0}
+    run = "[ $ORCH_ATTEMPT = 2 ] && echo up at last; sleep 600"
+    job = box.launch(
+        {"name": "server", "run": run, "service": service}, {"name": "work", "run": "true", "needs": ["server"]}
+    )
+    box.hurry(job, "succeeded")
+    assert [data["changes"] for data in events(job, "retry_scheduled")] == [{"ready_within_s": 3}]
+
+
 def test_a_step_at_its_bound_fails_instead_of_trying_the_same_again(box: Box) -> None:
     block = {"attempts": 9, "gpu_oom": {"gpu_memory_utilization": {"add": -0.1, "min": 0.8}}}
     job = box.launch(builtin(box, "extract", fails_until(99, OOM), {"gpu_memory_utilization": 0.9}, retry=block))
