@@ -25,7 +25,7 @@ ROUNDS = int(os.environ.get("ORCH_BENCH_ROUNDS", "3"))
 SETTLE_S = float(os.environ.get("ORCH_BENCH_SETTLE_S", "35"))
 MINUTE_S = float(os.environ.get("ORCH_BENCH_MINUTE_S", "60"))
 HOLE_S = float(os.environ.get("ORCH_BENCH_HOLE_S", "60"))
-ATTACH_S = 60.0
+ATTACH_S = 150.0
 READY_S, SUBMIT_S = 150.0, 120.0
 LONG_PAUSE_S = 60.0
 """Who pauses longer between two looks plays its rounds side by side."""
