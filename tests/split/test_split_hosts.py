@@ -1,4 +1,4 @@
-"""One extraction over two hosts: a job on each, ranges fetched into one folder and merged on the laptop."""
+"""One extraction over two hosts, fetched and merged on the laptop; and on one host, which joins it by itself."""
 
 from __future__ import annotations
 
@@ -104,3 +104,25 @@ def test_what_cannot_be_split_over_hosts_is_said(hosts: Hosts) -> None:
     record["steps"].append({"name": "train", "run": "true", "needs": ["part"]})
     plan.write_text(json.dumps(record))
     assert "a plan of its own" in laptop.run("launch", plan, expect=2).err
+
+
+def test_on_one_host_the_step_joins_its_ranges_by_itself(
+    hosts: Hosts, models: dict[str, Path], dataset: Path, run_extract: Callable[..., Result], tmp_path: Path
+) -> None:
+    laptop, work = hosts.laptop, hosts.work("a")
+    given = {"model": str(models["qwen3"]), "dataset": str(dataset), "layers": [0, 2, 5, 6], "backend": "transformers"}
+    steps = [
+        {"name": "extract", "uses": "extract", "gpus": 0, "with": {**given, "device": "cpu"}},
+        {"name": "after", "run": "cat {steps.extract.output}/manifest.json > seen", "needs": ["extract"]},
+    ]
+    plan = laptop.plan(steps, name="joined", host="a", workdir=str(work))
+    job = laptop.launch(plan, "--set", "extract.split=2")
+    laptop.run("wait", job, within_s=240, expect=0)
+    names = [step["name"] for step in laptop.status(job)["steps"]]
+    assert names == ["extract-1of2", "extract-2of2", "extract", "after"]
+    manifest = json.loads((work / "seen").read_text())
+    assert manifest["complete"] is True
+    assert manifest["samples"] == {"expected": 14, "valid": 14}
+    assert not list((work / "extract").glob("range-*"))
+    fetched = laptop.run("fetch", job, tmp_path / "here", "--json", expect=0).json
+    assert len([item for item in fetched["fetched"] if "hs_" in item["path"]]) == 14, "each file once"
