@@ -31,7 +31,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "forward": ("forward", "Forward a local port to a service of a job, until the job ends or Ctrl-C."),
     "history": (
         "history",
-        "List past and present jobs with durations, attempts, verdicts, GPU hours; or one of them in time.",
+        "List past and present jobs with durations, attempts, verdicts, GPU hours; or one job in time.",
     ),
     "report": (
         "history",

@@ -63,7 +63,7 @@ def history(
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List past and present jobs with durations, attempts, verdicts, GPU hours; or one of them in time."""
+    """List past and present jobs with durations, attempts, verdicts, GPU hours; or one job in time."""
     from orchestrator.core.errors import UsageError
 
     if job is None and plot is not None:
