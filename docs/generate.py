@@ -29,6 +29,7 @@ from remote_jobs import protocol  # noqa: E402
 PAGES = ("protocol.md", "states.md", "plan.md", "figures.md", "../README.md")
 RESULTS = DOCS.parent / "bench" / "results"
 SHOWN = (
+    ("start", "orch --help, CPU"),
     ("launch", "open connection -> running, loopback"),
     ("launch", "`orch launch`, from the shell -> running, loopback"),
     ("know", "exit -> controller knows, loopback"),
@@ -36,6 +37,9 @@ SHOWN = (
     ("watch", "laptop CPU a minute"),
     ("watch", "host CPU a minute, agent + supervisor"),
     ("watch", "supervisor RSS, peak"),
+    ("watchers", "connections per host"),
+    ("watchers", "event to screen, median"),
+    ("blackhole", "wrong answers, black hole of 600 s"),
     ("wan", "exit -> `orch wait` says so, RTT 150 ms, 1% lost"),
     ("scale", "`orch status`, 50 hosts"),
     ("scale", "`orch status`, 200 running jobs"),
