@@ -215,3 +215,19 @@ def test_a_fingerprint_leaves_out_numbers_and_nothing_else() -> None:
     assert of("x" * 300) == "c|s|" + "x" * 200
     assert fingerprint({"class": "c", "signature": "s"}) == "c|s|"
     assert fingerprint(None) == fingerprint({}) == "none"
+
+
+@pytest.mark.parametrize("kind", sorted({"created", "step_queued", "attempt_ended", "attempt_judged", "finished", "note"}))
+def test_only_an_attempt_starts_a_job(kind: str) -> None:
+    assert fold(TWO, told((kind, "work" if kind == "step_queued" else None, 1, {}))).state["started_at"] is None
+
+
+@pytest.mark.parametrize("kind", ["step_failed", "step_stopped", "attempt_started", "step_queued"])
+def test_what_moves_a_step_on_ends_its_wait(kind: str) -> None:
+    story = fold(TWO, told(("step_gated", "work", None, {"reasons": ["held"]}), (kind, "work", 1, {})))
+    assert story.step("work")["waiting"] is None
+
+
+def test_a_wait_that_a_retry_follows_is_still_told() -> None:
+    story = fold(TWO, told(("step_gated", "work", None, {"reasons": ["held"]}), ("retry_scheduled", "work", 1, {"at": "T9"})))
+    assert (story.step("work")["waiting"], story.step("work")["retry_at"]) == ("held", "T9")
