@@ -39,7 +39,7 @@ def _made(what: str, source: str) -> bool:
     for node in ast.walk(ast.parse(source)):
         parts = node.values if isinstance(node, ast.JoinedStr) else [node]
         words = [str(part.value) if isinstance(part, ast.Constant) else None for part in parts]
-        if sum(len(word or "") for word in words) < 8:
+        if sum(len(word or "") for word in words) < 5:
             continue
         if re.fullmatch("".join(".*" if word is None else re.escape(word) for word in words), what):
             return True
