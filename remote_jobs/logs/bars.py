@@ -15,7 +15,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from remote_jobs.logs.lines import HEAD_BYTES, read_prefix, strip_ansi
 
-ANCHOR = re.compile(rb"\[\s?(?:\d+ days?, )?\d+:\d\d(?::\d\d)?\s?[<,]")
+ANCHOR = re.compile(rb"\[[ \t]?(?:\d+ days?, )?\d+:\d\d(?::\d\d)?[ \t]?[<,]")
 """Where a bar's clock starts: ``[01:26<``, ``[ 0:00:01 <``, ``[00:02,`` (no total)."""
 COUNTER_ANCHOR = re.compile(rb"/ {0,8}\d")
 """The slash of ``iter 100/2000``; what stands around it decides."""

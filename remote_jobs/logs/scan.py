@@ -8,6 +8,7 @@ Must not import anything but the standard library and its siblings (never rules,
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from remote_jobs.logs import eta
@@ -35,6 +36,7 @@ KINDS = 16
 """Kinds of anchors, as bits; an anchor is offset * KINDS + kind."""
 FOLLOW_TEXTS = tuple((text, PHASE_TEXT) for text in ANCHORS)
 """What the follower looks for."""
+_BREAK = re.compile(rb"[\r\n]")
 _COUNTER_WORD = re.compile(rb"(?:iter|step|batch|epoch|round|sample|shard|chunk|update|episode|file|prompt|request|task|\()", re.IGNORECASE)
 
 
@@ -66,16 +68,20 @@ def _present(low: bytes, texts: Sequence[Tuple[bytes, int]]) -> Sequence[Tuple[b
 
 def bar_anchors(data: bytes) -> List[int]:
     """Bar clocks, and slashes of counters, as offset * KINDS + kind."""
-    found = [match.start() * KINDS + CLOCK for match in ANCHOR.finditer(data)]
-    some_clocks = bool(found)
+    clocks = [match.start() for match in ANCHOR.finditer(data)]
+    found = [at * KINDS + CLOCK for at in clocks]
     for match in COUNTER_ANCHOR.finditer(data):
         at = match.start()
         before = data[at - 1 : at]
         if not (before.isdigit() or before == b" "):
             continue
-        if some_clocks and data.find(b" [", at, at + 24) >= 0:
+        # What is found must not depend on what else is in the block: look at this segment only.
+        nearest = bisect_left(clocks, at)
+        if nearest < len(clocks) and clocks[nearest] < at + 24 and _BREAK.search(data, at, clocks[nearest]) is None:
             continue  # the fraction of a bar that has a clock
-        if _COUNTER_WORD.search(data, max(0, at - 60), at):
+        begin = max(0, at - 60)
+        begin = max(begin, data.rfind(b"\n", begin, at) + 1, data.rfind(b"\r", begin, at) + 1)
+        if _COUNTER_WORD.search(data, begin, at):
             found.append(at * KINDS + COUNTER)
     at = data.find(b"global_step=")
     while at >= 0:

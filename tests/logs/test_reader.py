@@ -46,6 +46,11 @@ def test_any_cutting_of_the_stream_gives_the_same_answer(data, draw):
     assert fed(data, cuts, status) == explain_bytes(data, status)
 
 
+@pytest.mark.parametrize("data", [b"iter3/7\n [0:02,\n", b"iter\n3/7 x\n[0:02,", b"iter 3/7 [\n1:02<", b"iter 3/7 ok\n9/9 [00:01<00:02, 1it/s]\n"])
+def test_what_a_counter_is_does_not_depend_on_its_neighbours(data):
+    assert fed(data, list(range(1, len(data)))) == explain_bytes(data)
+
+
 @pytest.mark.parametrize("path", SMALL[::7], ids=lambda path: path.name)
 def test_byte_by_byte_gives_the_same_answer(path):
     data = path.read_bytes()
