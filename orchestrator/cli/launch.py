@@ -38,7 +38,15 @@ def register(app: typer.Typer) -> None:
     )
 
 
+def _host(context: typer.Context, host: str | None) -> dict[str, str | None]:
+    """The host as typed, or the user's usual one (ORCH_HOST): that one gives way to --any and to hosts in the plan."""
+    source = context.get_parameter_source("host")
+    usual = source is not None and source.name == "ENVIRONMENT"
+    return {"host": None, "usual_host": host} if usual else {"host": host}
+
+
 def launch(
+    context: typer.Context,
     plan: PlanArgument,
     host: HostOption = None,
     any_of: Annotated[
@@ -88,8 +96,9 @@ def launch(
     with open_session(inventory) as session:
         with transfer_progress("uploading") as progress:
             wanted = Wanted(attempts, preflight, wait_gate_s, new)
+            where = _host(context, host)
             answers = launch_plan(
-                session, plan, wanted, host=host, group=any_of, sets=sets or [], progress=progress
+                session, plan, wanted, **where, group=any_of, sets=sets or [], progress=progress
             )
         if as_json:
             rows = [{"job": one.job, "host": one.host, "adopted": one.adopted} for one in answers]
@@ -111,6 +120,7 @@ def launch(
 
 
 def preflight(
+    context: typer.Context,
     plan: PlanArgument,
     host: HostOption = None,
     sets: SetOption = None,
@@ -124,7 +134,7 @@ def preflight(
     from orchestrator.ui.preflight import preflight_lines
 
     with open_session(inventory) as session:
-        answer = check(session, plan, host=host, sets=sets or [], deep=deep)
+        answer = check(session, plan, **_host(context, host), sets=sets or [], deep=deep)
     if as_json:
         document({"ok": answer["ok"], "checks": answer["checks"]})
     else:

@@ -94,11 +94,11 @@ Text = Annotated[str, Field(min_length=1)]
 class Split(Strict):
     """A step in ranges that run side by side: on one host, or some of them on each of several hosts."""
 
-    ranges: Annotated[int, Field(ge=1, le=4096)] = 1
+    ranges: Annotated[int, Field(ge=1, le=256)] = 1
     hosts: Texts = Field(default_factory=list)
 
 
-_COUNT = {"type": "integer", "minimum": 1, "maximum": 4096}
+_COUNT = {"type": "integer", "minimum": 1, "maximum": 256}
 _SPLIT = {
     "description": "Ranges that run side by side: 4, or {ranges: 4, hosts: [a, b]}.",
     "anyOf": [

@@ -201,10 +201,10 @@ def load(session: Session, plan: Path, *, host: str | None, sets: Sequence[str])
 
 
 def load_for(
-    session: Session, plan: Path, *, host: str | None, sets: Sequence[str]
+    session: Session, plan: Path, *, host: str | None, sets: Sequence[str], usual_host: str | None = None
 ) -> tuple[LoadedPlan, list[str]]:
-    """The plan and its host: ``--host``, the plan's, or the only one of the inventory; several for a step that is
-    split over hosts.
+    """The plan and its host: ``--host``, the user's usual one, the plan's, or the only one of the inventory; several
+    for a step that is split over hosts.
 
     Raises:
         ConfigError, UsageError: no such plan or host, or several hosts and none named.
@@ -221,7 +221,7 @@ def load_for(
                 except ConfigError as error:
                     raise loaded.error(("steps", index, "split"), error.message, error.hint) from None
             return loaded, list(step.split.hosts)
-    name = host or loaded.plan.host
+    name = host or usual_host or loaded.plan.host
     if name is None:
         names = session.host_names()
         if len(names) != 1:

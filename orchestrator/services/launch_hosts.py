@@ -40,6 +40,7 @@ def launch_plan(
     wanted: Wanted,
     *,
     host: str | None = None,
+    usual_host: str | None = None,
     group: str | None = None,
     sets: Sequence[str] = (),
     progress: Progress,
@@ -58,7 +59,7 @@ def launch_plan(
                 "say --host HOST --wait TIME, or --any alone",
             )
         return [launch_any(session, read_plan(session, plan, sets), group, wanted, progress)]
-    loaded, hosts = load_for(session, plan, host=host, sets=sets)
+    loaded, hosts = load_for(session, plan, host=host, usual_host=usual_host, sets=sets)
     if any(step.split.hosts for step in loaded.plan.steps):
         return launch_spread(session, loaded, hosts, wanted, progress)
     return [launch_on(session, loaded, hosts[0], wanted, progress)]

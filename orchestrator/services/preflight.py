@@ -18,7 +18,13 @@ DEEP_TIMEOUT_S = 1800.0
 
 
 def preflight(
-    session: Session, plan: Path, *, host: str | None = None, sets: Sequence[str] = (), deep: bool = False
+    session: Session,
+    plan: Path,
+    *,
+    host: str | None = None,
+    usual_host: str | None = None,
+    sets: Sequence[str] = (),
+    deep: bool = False,
 ) -> dict[str, Any]:
     """``{"ok", "checks": [...]}`` of the design. Nothing is started, nothing but the release is uploaded.
 
@@ -28,7 +34,7 @@ def preflight(
     from orchestrator.core.ids import new_job_id
     from orchestrator.services.launch import build, load_for
 
-    loaded, names = load_for(session, plan, host=host, sets=sets)
+    loaded, names = load_for(session, plan, host=host, usual_host=usual_host, sets=sets)
     checks: list[dict[str, Any]] = []
     for name in names:
         now = session.now()

@@ -16,7 +16,8 @@ from orchestrator.ui.job import current_attempt, current_bar
 Json = Mapping[str, Any]
 
 MANY = 8
-"""With more ranges than this, those that wait or are done are only counted."""
+"""Lines for the ranges of one step: with more ranges, those in trouble come first, and those that are well are counted."""
+_IN_TROUBLE = ("failed", "lost", "retry_wait", "gated", "stopping", "stopped")
 _FOREMOST = ("running", "stopping", "retry_wait", "gated", "lost", "failed", "stopped", "queued")
 
 
@@ -58,7 +59,10 @@ def _range_name(step: Json) -> str:
 def _shown(ranges: Sequence[Json]) -> list[Json]:
     if len(ranges) <= MANY:
         return list(ranges)
-    return [step for step in ranges if step.get("state") not in {"queued", "succeeded", "skipped"}]
+    order = [*_IN_TROUBLE, "running"]
+    telling = [step for step in ranges if step.get("state") in order]
+    telling = sorted(telling, key=lambda step: order.index(str(step["state"])))[:MANY]
+    return sorted(telling, key=lambda step: int(step["part"]["index"]))
 
 
 def _head(name: str, joining: Json | None, ranges: Sequence[Json]) -> Row:

@@ -159,5 +159,9 @@ def test_groups_of_the_inventory_and_contradictions(hosts: Hosts) -> None:
     unknown = launch(hosts, plan, group="card")
     assert unknown.status == 2
     assert "did you mean 'cards'" in unknown.err
+    laptop.environment["ORCH_HOST"] = "second"
+    usual = launch(hosts, plan)
+    del laptop.environment["ORCH_HOST"]
+    assert usual.json["host"] == "first", "the usual host is only that"
     assert "say one of them" in launch(hosts, plan, "--host", "first").err
     assert "free now" in launch(hosts, plan, "--wait", "5m").err

@@ -55,6 +55,8 @@ def test_many_ranges_are_counted_and_those_that_need_an_eye_are_listed() -> None
     assert [row.name for row in found] == ["generate", "extract", "50/64", "51/64"]
     assert found[1].summary == "64 ranges: 49 succeeded, 13 queued, 1 failed, 1 running"
     assert found[1].step["state"] == "running"
+    found = rows(job(64, {**dict.fromkeys(range(1, 64), "running"), 64: "retry_wait"})["steps"])
+    assert [row.name for row in found][2:] == [*(f"{index}/64" for index in range(1, 8)), "64/64"]
 
 
 def test_all_done_is_the_joining_steps_word_and_a_share_has_none() -> None:
