@@ -132,8 +132,8 @@ def check_record(job: str, record: Any) -> None:
     Raises:
         ProtocolError: says what is wrong and where.
     """
-    if not job or len(job) > MAX_ID or not job.isprintable():
-        raise ProtocolError("a job's id holds control characters or is too long")
+    if not job or len(job) > MAX_ID or not job.isprintable() or job.startswith(".") or set(job) & set("/\\"):
+        raise ProtocolError("this is no job id: it could not be a file name")
     if not isinstance(record, Mapping):
         raise ProtocolError(f"its record is {_kind(record)}, not an object")
     _check(record, _JOB, "record")

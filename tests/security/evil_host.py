@@ -26,7 +26,8 @@ ESCAPES = (
     "\a\b\v\f\r\x0e\x0f\x7f\x00"
     "\u202eevil\u202c\u2066x\u2069\u061c\u200f"  # bidi
 )
-POISON = f"p{ESCAPES}q"
+MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'><svg/onload=alert(1)>"
+POISON = f"p{ESCAPES}{MARKUP}q"
 
 
 def hello() -> dict[str, Any]:
