@@ -10,8 +10,10 @@ import pytest
 
 from tests.faults.stage import Stage
 from tests.retries.box import LOGS
+from tests.support.jobdir import JobDir, agents, kill
 from tests.support.waiting import wait_until
 
+SLACK_S = 8.0  # a busy machine
 OOM = LOGS / "own" / "gpu_oom_training_rank3.log"
 
 
@@ -101,3 +103,42 @@ def test_launch_and_status_print_what_to_type_for_a_restart_after_a_reboot(stage
     assert "restart_after_reboot" in note
     (stage.work / "reboot-go").touch()
     stage.laptop.run("wait", answer.out.strip(), "--timeout", 40, expect=0)
+
+
+HANGS = "trap 'exit 0' TERM; echo working on it; while :; do sleep 600 & wait; done"
+ASKS = "printf 'Do you wish to run the custom code? [y/N] '; exec sleep 600"
+SERVES = "echo $$ >> serve.pids; echo up and ready; exec sleep 600"
+
+
+def test_a_night_with_the_laptop_shut(stage: Stage) -> None:
+    """A hang, a question and a user of a service that dies: all is settled when the laptop opens again."""
+    plans: dict[str, list[dict[str, Any]]] = {
+        "hang": [{"name": "work", "run": HANGS, "hang_s": 2.0, "grace_s": 2.0, "retry": {"attempts": 1}}],
+        "question": [{"name": "work", "run": ASKS, "grace_s": 1.0, "retry": {"attempts": 5}}],
+        "service": [
+            {"name": "serve", "run": SERVES, "service": {"ready": {"log": "up and ready"}}, "grace_s": 1.0},
+            {"name": "work", "run": "[ $ORCH_ATTEMPT = 2 ] || kill -9 $$", "needs": ["serve"]},
+        ],
+    }
+    jobs = {
+        name: JobDir(stage.root, stage.laptop.launch(stage.laptop.plan(steps, name=name, **stage.top)))
+        for name, steps in plans.items()
+    }
+    for pid in agents(stage.root):
+        kill(pid)  # nobody asks any more
+    for job in jobs.values():
+        job.wait_for_kind("finished", within_s=90)
+    told = {name: stage.laptop.run("why", job.id, "--json", expect=0).json for name, job in jobs.items()}
+    assert told["hang"]["verdict"]["signature"] == "hang"
+    assert any("sleep 600" in row["command"] for row in told["hang"]["stacks"])
+    kinds = jobs["hang"].kinds()
+    assert kinds.index("hang_suspected") < kinds.index("stop_sent"), "the stacks are taken while it lives"
+    assert told["question"]["verdict"]["class"] == "waiting_for_input"
+    assert len(told["question"]["attempts"]) == 1
+    assert stage.laptop.status(jobs["service"].id)["state"] == "succeeded"
+    assert len((stage.work / "serve.pids").read_text().split()) == 1, "the service was kept"
+    events = {event["kind"]: event for event in jobs["service"].events() if event["step"] == "work"}
+    waited_s = events["attempt_started"]["mono"] - events["retry_scheduled"]["mono"]
+    assert waited_s < events["retry_scheduled"]["data"]["delay_s"] + 2 + SLACK_S
+    for job in jobs.values():
+        assert not job.marked(), "nothing is left running"
