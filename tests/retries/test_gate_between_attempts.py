@@ -98,6 +98,22 @@ def test_the_gate_that_never_opens_ends_as_gpu_busy_and_why_says_who(
     assert foreigner.poll() is None, "a foreign process is never touched"
 
 
+def test_a_step_that_some_of_the_gpus_would_do_for_does_not_wait_for_ever_either(
+    box: Box, foreigner: subprocess.Popen[bytes]
+) -> None:
+    """One of two GPUs is wanted, and foreign work holds both: gated, then gpu_busy, as where all are wanted."""
+    first = {"name": "prepare", "run": "touch up; until [ -e go ]; do sleep 0.05; done"}
+    job = box.launch(first, {**on_gpu("true"), "gpus": 1, "needs": ["prepare"]}, host_gpus=2, gate={"wait_s": 1.0})
+    wait_until((box.work / "up").exists, "the first step runs")
+    for gpu in (0, 1):
+        box.smi.hold(gpu, foreigner.pid, 40_000)
+    box.release_go()
+    box.hurry(job, "failed")
+    [gated] = events(job, "step_gated")
+    assert f"pid {foreigner.pid}" in gated["reasons"][0]
+    assert box.why(job)["verdict"]["class"] == "gpu_busy"
+
+
 def test_a_missing_gpu_is_said_at_once_and_not_waited_for(box: Box) -> None:
     """Two GPUs answer, the host should have three: thirty minutes at the gate would not bring it back."""
     job = box.launch({"name": "prepare", "run": "true"}, {**on_gpu("true"), "needs": ["prepare"], "gpus": 3}, host_gpus=3)
