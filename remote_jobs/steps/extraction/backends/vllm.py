@@ -42,6 +42,8 @@ IN_FLIGHT_BYTES = 8 * 1024**3
 IN_FLIGHT_SHARE = 8
 """Files on their way may take 8 GiB, and an eighth of the free disk at most."""
 FILE_TIMEOUT_S = 120.0
+AFTER_LOCK_S = 10.0
+"""A file that is not whole when its writer has let go of the lock never will be; the engine gets time to say its own end."""
 
 
 def longest_prompt(model: ModelFacts, flags: dict[str, Any]) -> int:
@@ -210,12 +212,19 @@ class VllmBackend:
             StepError: it never came.
         """
         lock = path + ".lock"
+        wait_s = FILE_TIMEOUT_S
         with contextlib.suppress(FileNotFoundError):
             with open(lock, "rb") as stream:
-                fcntl.flock(stream, fcntl.LOCK_SH)  # sleeps until the writer lets go
+                fcntl.flock(stream, fcntl.LOCK_SH)  # sleeps until the writer lets go, or is gone
             os.unlink(lock)
-        deadline = time.monotonic() + FILE_TIMEOUT_S
+            wait_s = AFTER_LOCK_S
+        deadline = time.monotonic() + wait_s
         while not _whole(path):
+            if self._engine_died():
+                raise StepError(
+                    f"vLLM's engine died before it had written {path}",
+                    hint="its own lines about it are further up; running this again makes what is missing",
+                )
             if time.monotonic() > deadline or (
                 not os.path.exists(path) and free_bytes(self._scratch) < 2 * self._batch_bytes
             ):
@@ -224,6 +233,11 @@ class VllmBackend:
                     hint="the engine's own line about it is further up: look for 'Hidden-states write failed'",
                 )
             time.sleep(0.01)
+
+    def _engine_died(self) -> bool:
+        """True once the client knows of its engine's death: the engine itself says why, on stderr."""
+        resources = getattr(self._engine.engine_core, "resources", None)
+        return bool(getattr(resources, "engine_dead", False))
 
 
 def engine_argv(config: BackendConfig, limit_s: int) -> list[str]:
