@@ -5,7 +5,6 @@ Leaving never touches a job; stopping and retrying ask first.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -80,9 +79,7 @@ def _signals(keys: Keys, painter: Painter) -> Iterator[None]:
         painter.leave()
         keys.release()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)
-
-    def resume(_number: int, _frame: FrameType | None) -> None:
+        signal.raise_signal(signal.SIGTSTP)  # stands still here until `fg`; not at all where no shell could say that
         signal.signal(signal.SIGTSTP, pause)
         keys.take()
         painter.enter()
@@ -92,7 +89,6 @@ def _signals(keys: Keys, painter: Painter) -> Iterator[None]:
 
     handlers = {
         signal.SIGTSTP: pause,
-        signal.SIGCONT: resume,
         signal.SIGTERM: end,
         signal.SIGHUP: end,
     }

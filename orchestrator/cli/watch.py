@@ -92,11 +92,13 @@ def watch_jobs(
     tell: bool = False,
 ) -> int:
     """Watch these jobs (none: all that are active), live where a person looks; the exit status."""
+    from orchestrator.cli.memory import share_memory_pools
     from orchestrator.services.attend import AttentiveWatch
     from orchestrator.ui.console import is_terminal
 
     live = not plain and not _under_ci() and is_terminal(sys.stdout) and is_terminal(sys.stdin)
     watch = AttentiveWatch(session, jobs, host=host, interval_s=interval_s, live=live, until=until, tell=tell)
+    share_memory_pools()
     with watch as watching:
         if live:
             from orchestrator.cli.live import run_live

@@ -19,13 +19,24 @@ _NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|nan|inf)"
 _IS = rf"['\"]?\s*[:=]?\s*['\"]?(?P<value>{_NUMBER})(?!\w)"
 _RATE = rf"(?P<value>{_NUMBER})\s*"
 
+
+def _rate(unit: str, names: str) -> re.Pattern[str]:
+    """`tokens/s: 12`, `train_tokens_per_second=12` or `12 tokens/s`."""
+    name = rf"(?<![\w.])(?:[a-z]+[/_])?(?:{unit}/s(?:ec)?|{names})(?:/gpu)?"
+    return re.compile(
+        rf"{name}['\"]?\s*[:=]\s*['\"]?(?P<value>{_NUMBER})(?!\w)"
+        rf"|(?<![\w.])(?P<other>{_NUMBER})\s*{unit}/s(?:ec)?(?!\w|['\"]?\s*[:=])",
+        re.IGNORECASE,
+    )
+
+
 _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("val loss", re.compile(rf"(?<![\w./-])(?:val|valid|validation|eval|test)[/_ ]loss(?:_epoch)?{_IS}", re.IGNORECASE)),
     ("loss", re.compile(rf"(?<![\w./-])(?:train[/_ ]|training |lm |avg |step )?loss{_IS}", re.IGNORECASE)),
     ("prompt tokens/s", re.compile(rf"prompt throughput: {_RATE}tok|speed input: {_RATE.replace('value', 'other')}tok")),
     ("output tokens/s", re.compile(rf"generation throughput: {_RATE}tok|toks/s, output: {_RATE.replace('value', 'other')}tok")),
-    ("tokens/s", re.compile(rf"(?<![\w/])(?:train_)?(?:tokens_per_sec(?:ond)?|tokens/s(?:ec)?|tok/s|tps)(?:/gpu)?['\"]?\s*[:=]\s*['\"]?(?P<value>{_NUMBER})|(?<![\w.]){_RATE.replace('value', 'other')}tok(?:en)?s?/s", re.IGNORECASE)),
-    ("samples/s", re.compile(rf"(?<![\w/])(?:train_)?(?:samples_per_sec(?:ond)?|samples/s(?:ec)?)['\"]?\s*[:=]\s*['\"]?(?P<value>{_NUMBER})|(?<![\w.]){_RATE.replace('value', 'other')}samples?/s", re.IGNORECASE)),
+    ("tokens/s", _rate("tok(?:en)?s?", "tokens_per_s(?:ec(?:ond)?)?|tps")),
+    ("samples/s", _rate("samples?", "samples_per_s(?:ec(?:ond)?)?")),
 )  # fmt: skip
 _NEEDLES = ("loss", "tok", "tps", "amples")
 
@@ -56,7 +67,8 @@ class Metrics:
 
 def values(line: str) -> Iterator[tuple[str, float]]:
     """(series, value) of every figure in one line; each series at most once."""
-    if not any(needle in line for needle in _NEEDLES):
+    lowered = line.lower()
+    if not any(needle in lowered for needle in _NEEDLES):
         return
     special = False
     for name, form in _FORMS:

@@ -37,6 +37,7 @@ HELP = (
 LEAST_ROOM = 3
 LEAST_JOBS = 4
 LEAST_LOG = 4
+ROOM_FOR_GPUS = 10
 ROOM_FOR_NEWS = 18
 """From this height of the body on, the last facts keep a fifth of it, however many jobs there are."""
 
@@ -63,15 +64,16 @@ def _body(view: WatchView, screen: Screen, moment: Moment, room: int) -> list[Te
         least = max(LEAST_LOG, room // 3) + 1
     elif screen.recent and room >= ROOM_FOR_NEWS:
         least = min(len(screen.recent), room // 5) + 1
-    spare = room - least - min(len(tree.lines), max(LEAST_JOBS, (room - least) * 2 // 3))
-    gpus = gpu_lines(view, screen, _gpu_host(view, screen), max(0, spare - 1)) if screen.gpus else []
+    # Where not every job is in sight, or the log wants room, the GPUs are summed up in one line.
+    spare = max(room - least - len(tree.lines) - 1, 1 if room >= ROOM_FOR_GPUS else 0)
+    gpus = gpu_lines(view, screen, _gpu_host(view, screen), spare) if screen.gpus else []
     gpus = [Text(""), *gpus] if gpus else []
     jobs = window(tree.lines, max(LEAST_JOBS, room - least - len(gpus)), tree.focus)
     left = room - len(jobs) - len(gpus) - 1
     below: list[Text] = []
     if screen.log:
         below = _log(view.log, screen, left)
-    elif screen.recent and left > 1:
+    elif screen.recent and left > 0:
         below = recent_lines(screen.recent[-left:], moment)
     return [*jobs, *gpus, *([Text(""), *below] if below else [])]
 

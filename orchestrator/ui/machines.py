@@ -59,7 +59,8 @@ def _age_s(host: HostView, moment: Moment) -> float:
 
 
 def _in_words(seconds: float) -> str:
-    return "now" if seconds < 0.5 else "in " + duration(round(seconds))
+    whole = round(seconds)
+    return "now" if whole < 1 else f"in {whole}s" if whole < 60 else f"in {duration(whole)}"
 
 
 def _link(host: HostView, moment: Moment) -> Text:
