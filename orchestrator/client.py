@@ -250,7 +250,7 @@ class Job:
         return fetch(self._session, self._found, Path(dest), include=include, what=what, progress=_NoBar())
 
     def forward(
-        self, port: int | None = None, *, local: int = 0, step: str | None = None, address: str = "127.0.0.1"
+        self, port: int | None = None, *, local: int = 0, step: str | None = None, address: str | None = None
     ) -> AbstractContextManager[Any]:
         """A local port that leads to a service of the host while the block runs; its number is ``.port``.
 
@@ -258,7 +258,7 @@ class Job:
             port: on the host; default: that of the job's service (of ``step``).
             local: wanted local port; 0 takes any.
             step: which service.
-            address: machine to reach from the host.
+            address: machine to reach from the host; default: itself, on a Slurm cluster the job's first node.
         """
         from orchestrator.services.forward import find, forward
 

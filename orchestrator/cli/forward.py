@@ -32,8 +32,13 @@ def forward(
     ] = None,
     step: StepOption = None,
     to: Annotated[
-        str, typer.Option("--to", metavar="ADDRESS", help="Machine to reach from the host, such as a compute node.")
-    ] = "127.0.0.1",
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="ADDRESS",
+            help="Machine to reach from the host. Default: the host itself; on a Slurm cluster the job's first node.",
+        ),
+    ] = None,
     inventory: InventoryOption = None,
 ) -> None:
     """Forward a local port to a service of a job, until the job ends or Ctrl-C.

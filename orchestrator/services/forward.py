@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 VLLM_PORT = 8000
 """Where `vllm serve`, and so our step `serve`, listens unless told otherwise."""
 MAX_SPEC_BYTES = 1 << 20
+LOCAL = "127.0.0.1"
+_ON_NODES = re.compile(r"runs as Slurm job \S+ on ([A-Za-z0-9._-]+)(?:\[(\d+))?")
 _SERVICE_OVER = frozenset({"succeeded", "failed", "stopped", "skipped", "lost"})
 
 
@@ -36,19 +39,25 @@ class Destination:
 
 
 def find(
-    session: Session, job: FoundJob, *, port: int | None = None, step: str | None = None, address: str = "127.0.0.1"
+    session: Session, job: FoundJob, *, port: int | None = None, step: str | None = None, address: str | None = None
 ) -> Destination:
     """The service that a person means: the port named, the step named, or the job's only service.
+
+    ``address`` is where the host reaches it; default: itself, on a Slurm cluster the first node of the job.
 
     Raises:
         UsageError: no service, several, or one without a port. JobLost, HostError: the job cannot be asked for.
     """
-    if port is not None and step is None:
-        return Destination(None, address, port)
+    clustered = address is None and session.host(job.host).scheduler == "slurm"
+    if port is not None and step is None and not clustered:
+        return Destination(None, address or LOCAL, port)
     result = look(session, job.host, jobs=[job.id])
     if result.error is not None:
         raise result.error
     view = the_job(result.jobs, job, (result.answer or {}).get("unreadable") or {})
+    address = address or (first_node(view) if clustered else LOCAL)
+    if port is not None and step is None:
+        return Destination(None, address, port)
     states = {str(item["name"]): item for item in view["steps"]}
     if step is not None and step not in states:
         raise UsageError(f"job {job.id} has no step {step!r}", suggest(step, states, "steps"))
@@ -72,6 +81,15 @@ def find(
     if view["state"] in OVER or state in _SERVICE_OVER:
         raise UsageError(f"the service {chosen[0]['name']} of job {job.id} is over ({state})", "see: orch status")
     return Destination(str(chosen[0]["name"]), address, found, str(state))
+
+
+def first_node(view: Mapping[str, Any]) -> str:
+    """The node that a Slurm job's supervisor runs on, by its newest note (``... on gpu[03-04]`` is gpu03); else the host."""
+    for note in reversed(view.get("notes") or []):
+        found = _ON_NODES.search(str(note.get("text")))
+        if found:
+            return f"{found[1]}{found[2] or ''}"
+    return LOCAL
 
 
 def service_port(spec: Mapping[str, Any], state: Mapping[str, Any]) -> int | None:

@@ -211,7 +211,7 @@ class Notifier:
             self._eta = None  # one look per forecast
 
     def close(self) -> None:
-        """The job is over: send what is left, say goodbye to heartbeats, and wait a little. Couriers outlive us."""
+        """The supervisor leaves: send what is left, say goodbye to heartbeats, and wait a little. Couriers outlive us."""
         if not self.targets:
             return
         with self._harmless():
@@ -219,8 +219,9 @@ class Notifier:
                 if task.pending:
                     task.cancel()
             self._beats = {}
+            over = self._boss.fold.state.get("state") in protocol.JOB_TERMINAL  # else it goes on in another allocation
             for target in self.targets:
-                if target.get("kind") == "heartbeat" and target.get("end"):
+                if over and target.get("kind") == "heartbeat" and target.get("end"):
                     from remote_jobs.agent import courier
 
                     url = self._address(target).get("end", "")

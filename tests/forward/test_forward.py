@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.services.forward import service_port
+from orchestrator.services.forward import first_node, service_port
 from tests.sshd.server import Sshd, free_port
 from tests.support.jobdir import JobDir, agents, kill
 from tests.support.laptop import Laptop
@@ -130,6 +130,16 @@ def test_what_a_host_forbids_or_has_not_is_said(tmp_path: Path) -> None:
                 assert "Traceback" not in said
         finally:
             other.end()
+
+
+def test_the_node_of_a_slurm_job() -> None:
+    def node(*texts: str) -> str:
+        return first_node({"notes": [{"at": "", "text": text} for text in texts]})
+
+    assert node("runs as Slurm job 12 on gpu1", "something else") == "gpu1"
+    assert node("runs as Slurm job 12 on gpu1", "runs as Slurm job 13 on a-[03-04,07], requeued") == "a-03"
+    assert node("runs as Slurm job 12 on gpu1,gpu2") == "gpu1"
+    assert node() == "127.0.0.1"
 
 
 def test_the_port_of_a_service() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from tests.support.host_side import HostSide, ended, pythons
 from tests.support.jobdir import JobDir, kill
 from tests.support.waiting import wait_until
 
+NUMBERS = itertools.count(1)
 TOKEN = "hook-T0ken-8f2a"
 
 
@@ -37,10 +40,12 @@ def webhook(on: list[str], number: int = 1, **more: Any) -> dict[str, Any]:
 def launch(
     host: HostSide, step: str | dict[str, Any], notify: list[dict[str, Any]], addresses: dict[str, str]
 ) -> JobDir:
+    # An id of its own: processes are found by it, and other tests may run on this machine.
+    job = f"notify-{os.getpid()}-{next(NUMBERS)}"
     steps = [step] if isinstance(step, dict) else step
-    spec = host.spec(steps, notify=notify)
+    spec = host.spec(steps, job, notify=notify)
     host.agent().request("launch", spec=spec, secrets={"@notify": addresses}, new=False)
-    return JobDir(host.root, "job-1")
+    return JobDir(host.root, job)
 
 
 def records(job: JobDir) -> dict[str, dict[str, Any]]:
@@ -80,7 +85,7 @@ def test_retries_and_the_end_are_told_with_what_happened(host: HostSide, receive
     retry, success = (item.json for item in receiver.at(path))
     assert retry["class"] == "network"
     assert "step work, attempt 1" in retry["text"]
-    assert (success["title"], success["job"], success["schema"]) == ("plan on box has succeeded", "job-1", 1)
+    assert (success["title"], success["job"], success["schema"]) == ("plan on box has succeeded", job.id, 1)
     assert success["content"] == success["text"]
     assert receiver.got[0].headers["Authorization"] == f"Bearer {TOKEN}"
     # Nothing of the address stays behind: not in spec, events, state, records or logs, and the secrets are gone.
@@ -98,11 +103,8 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_noted(host: HostSide, rec
     assert receiver.got[0].json["key"] == receiver.got[1].json["key"]
     ended(job)
 
-    other = host.spec("true", "job-2", notify=[webhook(["step"])])
     receiver.statuses = [404]
-    secrets = {"@notify": {"plan-1": receiver.url("gone?" + TOKEN)}}
-    host.agent().request("launch", spec=other, secrets=secrets, new=False)
-    second = JobDir(host.root, "job-2")
+    second = launch(host, "true", [webhook(["step"])], {"plan-1": receiver.url("gone?" + TOKEN)})
     [record] = settled(second, "failed")
     assert record["error"] == "HTTP 404"
     assert len(receiver.at("gone?" + TOKEN)) == 1
@@ -121,7 +123,7 @@ def test_a_supervisor_that_is_killed_tells_nothing_twice(host: HostSide, receive
     kill(job.supervisor, signal.SIGKILL)
     wait_until(lambda: not job.supervisors(), "the supervisor is dead")
     go.touch()
-    host.agent().request("control", job="job-1", action="retry", args={}, wait_s=10)
+    host.agent().request("control", job=job.id, action="retry", args={}, wait_s=10)
     assert ended(job) == "succeeded"
     wait_until(lambda: "success" in receiver.kinds("hook"), "the end was told, with the address kept over the kill")
     told = [item.json["key"] for item in receiver.at("hook")]
@@ -136,7 +138,7 @@ def test_an_event_that_died_with_its_supervisor_is_told_by_the_next(host: HostSi
     for path in (job.path / "notify").iterdir():
         path.unlink()  # as if it had been killed between the event and the record
     secrets = {"@notify": {"plan-1": receiver.url("hook")}}
-    host.agent().request("control", job="job-1", action="retry", args={}, wait_s=10, secrets=secrets)
+    host.agent().request("control", job=job.id, action="retry", args={}, wait_s=10, secrets=secrets)
     wait_until(lambda: len(receiver.at("hook")) == 2, "the lost message and the one of the second end")
     ended(job)
     assert receiver.kinds("hook") == ["failure", "failure"]
@@ -156,9 +158,9 @@ def test_a_command_on_the_host_gets_the_message(host: HostSide) -> None:
     job = launch(host, "echo out of luck; exit 3", notify, {"plan-1 env PASSWORD": TOKEN})
     assert ended(job) == "failed"
     first, message = wait_until(lambda: told.exists() and told.read_text(), "the command ran").split("\n", 1)
-    assert first == f"failure job-1 {TOKEN}"
+    assert first == f"failure {job.id} {TOKEN}"
     assert '"class": "unknown"' in message
-    assert "orch why job-1" in message
+    assert f"orch why {job.id}" in message
 
 
 def test_a_heartbeat_goes_on_while_the_supervisor_lives(host: HostSide, receiver: Receiver) -> None:
@@ -179,7 +181,7 @@ def test_a_courier_outlives_its_supervisor_and_holds_nothing_of_it(host: HostSid
     job = launch(host, "true", [webhook(["success"])], {"plan-1": receiver.url("hook")})
     assert ended(job) == "succeeded"
     agent = host.agent()
-    found = agent.request("look", jobs=["job-1"])["jobs"]["job-1"]
+    found = agent.request("look", jobs=[job.id])["jobs"][job.id]
     assert found["alive"] is False, "the lock is free though a courier may still run"
     settled(job, "sent")
     assert len(receiver.at("hook")) == 2
@@ -192,14 +194,14 @@ def test_laptops_take_each_message_once(host: HostSide) -> None:
     first, second = host.agent(), host.agent()
 
     def ask(agent: Any, name: str) -> list[str]:
-        messages = agent.request("notify", job="job-1", do="take", targets=[name], by="laptop")["messages"]
+        messages = agent.request("notify", job=job.id, do="take", targets=[name], by="laptop")["messages"]
         return [item["kind"] for item in messages]
 
     assert ask(first, "plan-1 apprise mailto") == [], "not this one's: its inventory says something else"
     assert ask(first, "plan-1 apprise slack") == ["success"]
     assert ask(second, "plan-1 apprise slack") == []
     [key] = [record["key"] for record in records(job).values()]
-    first.request("notify", job="job-1", do="settle", key=key, error=None, by="laptop")
+    first.request("notify", job=job.id, do="settle", key=key, error=None, by="laptop")
     assert [record["state"] for record in records(job).values()] == ["sent"]
 
 
