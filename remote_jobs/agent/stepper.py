@@ -368,7 +368,7 @@ class Stepper:
             env.update(limits.environment(self.changes))
             env.update(launch_env.overlay_env(self.spec, boss.spec, boss.job, boss.layout, env))
             if boss.allocation is not None:
-                argv, of_nodes = boss.allocation.across_nodes(self.spec, argv, n)
+                argv, of_nodes = boss.allocation.across_nodes(self.spec, argv, n, attempt.dir)
                 env.update(of_nodes)
             attempt.oom_kills_before = judge.oom_kills()
             attempt.patch_hash = env.get("ORCH_PATCHES")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -16,6 +17,9 @@ from tests.slurm.cluster import PATH, Cluster
 from tests.support.host_side import Agent, HostSide, look
 from tests.support.jobdir import JobDir
 from tests.support.waiting import wait_until
+
+JOB = f"slurm-{os.getpid()}"
+"""Of this run alone: whatever carries a job's id is ended as the job's, and other tests run beside these."""
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +44,11 @@ class Login(HostSide):
         """An agent that finds Slurm."""
         return super().agent(**{"PATH": PATH, **self.cluster.environment, **environment})
 
-    def spec(self, steps: Any, job: str = "job-1", **more: Any) -> dict[str, Any]:
+    def launch(self, agent: Agent, steps: Any, job: str = JOB, **more: Any) -> JobDir:
+        """Launch a job."""
+        return super().launch(agent, steps, job, **more)
+
+    def spec(self, steps: Any, job: str = JOB, **more: Any) -> dict[str, Any]:
         """A JobSpec object that asks Slurm for nodes; the queue is read each second."""
         slurm = {"queue_interval_s": 0.5, "partition": "main", **more.pop("slurm", {})}
         return super().spec(steps, job, slurm=slurm, allow_tmpfs=True, **more)
@@ -69,12 +77,12 @@ def events_of(job: JobDir, kind: str) -> list[dict[str, Any]]:
     return [event for event in job.events() if event["kind"] == kind]
 
 
-def view(agent: Agent, job: str = "job-1") -> dict[str, Any]:
+def view(agent: Agent, job: str = JOB) -> dict[str, Any]:
     """The state object of a job, with what Slurm says of it."""
     return dict(look(agent, job)["state"])
 
 
-def until(agent: Agent, state: str, job: str = "job-1", within_s: float = 25.0) -> dict[str, Any]:
+def until(agent: Agent, state: str, job: str = JOB, within_s: float = 25.0) -> dict[str, Any]:
     """Look until the job is in a state; that state object."""
     seen: dict[str, Any] = {}
 

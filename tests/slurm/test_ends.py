@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from tests.slurm.cluster import Cluster
-from tests.slurm.conftest import Login, events_of, submissions, until, view
+from tests.slurm.conftest import JOB, Login, events_of, submissions, until, view
 from tests.support.host_side import Agent, attempts, ended, look
 from tests.support.waiting import wait_until
 
@@ -33,7 +33,7 @@ def test_a_killed_batch_script_is_noticed_and_the_job_goes_on(cluster: Cluster, 
     os.kill(job.supervisor, signal.SIGKILL)
     until(agent, "succeeded", within_s=30)
     assert not Path(f"/proc/{work}").exists()
-    assert [state for state, _ in attempts(agent, "job-1")] == ["lost", "succeeded"]
+    assert [state for state, _ in attempts(agent, JOB)] == ["lost", "succeeded"]
     assert verdict(agent)["signature"] == "slurm_failed"
     assert len(submissions(job)) == 2
 
@@ -69,7 +69,7 @@ def test_requeued_by_slurm_where_the_plan_goes_on_by_itself(cluster: Cluster, lo
     cluster.run("scancel", other)
     until(agent, "succeeded", within_s=40)
     assert submissions(job) == [number]
-    assert attempts(agent, "job-1")[-1] == ("succeeded", 0)
+    assert attempts(agent, JOB)[-1] == ("succeeded", 0)
 
 
 def test_preempted_without_requeue_is_submitted_again(cluster: Cluster, login: Login, agent: Agent) -> None:
@@ -111,23 +111,23 @@ def test_time_limit_without_anything_kept_is_a_failure_with_advice(login: Login,
 
 def test_a_controller_that_is_down_proves_nothing(cluster: Cluster, login: Login, agent: Agent) -> None:
     """Running and waiting jobs keep their states while slurmctld is away, with a note; back again, all goes on."""
-    login.launch(agent, "touch up; until test -e go; do sleep 0.1; done", "job-1")
+    login.launch(agent, "touch up; until test -e go; do sleep 0.1; done", JOB)
     wait_until((login.work / "up").exists, "the step runs")
-    login.launch(agent, "true", "job-2", slurm={"sbatch": ["--hold"]})
-    assert "JobHeldUser" in str(until(agent, "queued", "job-2")["steps"][0]["waiting"])
+    login.launch(agent, "true", JOB + "b", slurm={"sbatch": ["--hold"]})
+    assert "JobHeldUser" in str(until(agent, "queued", JOB + "b")["steps"][0]["waiting"])
     cluster.stop_controller()
     try:
-        wait_until(lambda: (view(agent, "job-2")["slurm"] or {}).get("error"), "the error is seen", within_s=30)
-        assert view(agent, "job-1")["state"] == "running"
-        waiting = look(agent, "job-2")
+        wait_until(lambda: (view(agent, JOB + "b")["slurm"] or {}).get("error"), "the error is seen", within_s=30)
+        assert view(agent, JOB)["state"] == "running"
+        waiting = look(agent, JOB + "b")
         assert waiting["state"]["state"] == "queued"
         assert waiting["lost"] is None
         assert "Slurm does not answer" in waiting["state"]["steps"][0]["waiting"]
         (login.work / "go").touch()
-        until(agent, "succeeded", "job-1")  # the directory tells, without Slurm
+        until(agent, "succeeded", JOB)  # the directory tells, without Slurm
     finally:
         cluster.start_controller()
-    wait_until(lambda: not (view(agent, "job-2")["slurm"] or {}).get("error"), "Slurm answers again", within_s=30)
-    assert view(agent, "job-2")["state"] == "queued"
-    agent.request("control", job="job-2", action="stop", args={})
-    until(agent, "stopped", "job-2")
+    wait_until(lambda: not (view(agent, JOB + "b")["slurm"] or {}).get("error"), "Slurm answers again", within_s=30)
+    assert view(agent, JOB + "b")["state"] == "queued"
+    agent.request("control", job=JOB + "b", action="stop", args={})
+    until(agent, "stopped", JOB + "b")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import PATH, Cluster
-from tests.slurm.conftest import Login, events_of, submissions, until, view
+from tests.slurm.conftest import JOB, Login, events_of, submissions, until, view
 from tests.support.host_side import Agent, Refused, attempts, ended, look
 from tests.support.waiting import wait_until
 
@@ -20,7 +20,7 @@ def test_a_job_runs_in_its_allocation(cluster: Cluster, login: Login, agent: Age
     assert ended(job) == "succeeded"
     [number] = submissions(job)
     assert job.log(1, "work").read_text() in (f"on n1 in {number}\n", f"on n2 in {number}\n")
-    assert attempts(agent, "job-1") == [("succeeded", 0)]
+    assert attempts(agent, JOB) == [("succeeded", 0)]
     wait_until(lambda: cluster.queue()[number] == "COMPLETED", "Slurm's job has completed")
     note = view(agent)["notes"][0]["text"]
     assert note.startswith(f"runs as Slurm job {number} on n")
@@ -36,21 +36,21 @@ def test_a_waiting_job_says_why_and_until_when_and_can_be_stopped(cluster: Clust
         state = view(agent)
         [number] = submissions(job)
         assert state["state"] == "queued"
-        assert look(agent, "job-1")["alive"] is True
+        assert look(agent, JOB)["alive"] is True
         waiting = state["steps"][0]["waiting"]
         assert waiting.startswith(f"Slurm job {number}: pending, ")
         assert "expected start 20" in waiting
-        agent.request("control", job="job-1", action="stop", args={})
+        agent.request("control", job=JOB, action="stop", args={})
         assert ended(job) == "stopped"
         assert cluster.queue()[number] == "CANCELLED"
-        assert attempts(agent, "job-1") == []
+        assert attempts(agent, JOB) == []
 
 
 def test_stop_of_a_running_job_climbs_the_steps_own_ladder(cluster: Cluster, login: Login, agent: Agent) -> None:
     """TERM to the step, its own time to save, and Slurm only sees a batch script that ends by itself."""
     job = login.launch(agent, "trap 'sleep 1; touch saved; exit 0' TERM; touch up; while true; do sleep 0.1; done")
     wait_until((login.work / "up").exists, "the step runs")
-    answer = agent.request("control", job="job-1", action="stop", args={})
+    answer = agent.request("control", job=JOB, action="stop", args={})
     assert answer["acknowledged"] is True
     assert ended(job) == "stopped"
     assert (login.work / "saved").exists()
@@ -75,7 +75,7 @@ def test_a_failed_attempt_is_retried_inside_the_allocation(login: Login, agent: 
     step = {"name": "work", "run": "test -e again || { touch again; kill -9 $$; }"}
     job = login.launch(agent, [step])
     assert ended(job, within_s=30) == "succeeded"
-    assert attempts(agent, "job-1") == [("failed", -9), ("succeeded", 0)]
+    assert attempts(agent, JOB) == [("failed", -9), ("succeeded", 0)]
     assert len(submissions(job)) == 1
 
 
@@ -83,20 +83,20 @@ def test_retry_with_a_change_is_a_new_submission(login: Login, agent: Agent) -> 
     """A job that is over has no allocation any more; `orch retry` gets it another, with what was changed."""
     job = login.launch(agent, "exit 3")
     assert ended(job) == "failed"
-    answer = agent.request("control", job="job-1", action="retry", args={"set": {"work.run": "touch fine"}})
+    answer = agent.request("control", job=JOB, action="retry", args={"set": {"work.run": "touch fine"}})
     assert answer["acknowledged"] is True
     until(agent, "succeeded")
     assert (login.work / "fine").exists()
     assert len(submissions(job)) == 2
     with pytest.raises(Refused, match="nothing to retry"):
-        agent.request("control", job="job-1", action="retry", args={})
+        agent.request("control", job=JOB, action="retry", args={})
 
 
 def test_a_stop_during_a_retrys_wait(login: Login, agent: Agent) -> None:
     """Stopped between two attempts: at once, and for good."""
     job = login.launch(agent, [{"name": "work", "run": "kill -9 $$", "retry": {"attempts": 5}}])
     job.wait_for_kind("retry_scheduled")
-    agent.request("control", job="job-1", action="stop", args={})
+    agent.request("control", job=JOB, action="stop", args={})
     assert ended(job) == "stopped"
 
 
@@ -122,7 +122,7 @@ def test_a_lost_answer_of_sbatch_never_makes_a_second_job(cluster: Cluster, logi
     assert refusal.value.code == "slurm_unanswered"
     login.launch(agent, STAYS)
     wait_until((login.work / "up").exists, "the step runs")
-    names = cluster.run("squeue", "-h", "--states=all", "--name=orch-job-1.1", "-o", "%T").split()
+    names = cluster.run("squeue", "-h", "--states=all", f"--name=orch-{JOB}.1", "-o", "%T").split()
     assert names.count("RUNNING") == 1
     until(agent, "running")
 
@@ -138,11 +138,11 @@ def test_many_looks_ask_slurm_once(cluster: Cluster, login: Login, tmp_path: Pat
     agent = login.agent(PATH=f"{folder}:{PATH}")
     with cluster.full():
         for number in range(3):
-            login.launch(agent, STAYS, f"job-{number}", slurm=slurm)
+            login.launch(agent, STAYS, f"{JOB}-{number}", slurm=slurm)
         for _ in range(3):
             other = login.agent(PATH=f"{folder}:{PATH}")
             assert len(other.request("look")["jobs"]) == 3
             other.close()
         assert len((folder / "asked").read_text().splitlines()) == 1
         for number in range(3):
-            agent.request("control", job=f"job-{number}", action="stop", args={})
+            agent.request("control", job=f"{JOB}-{number}", action="stop", args={})

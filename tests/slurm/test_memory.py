@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import PATH, Cluster, free_port
-from tests.slurm.conftest import Login, events_of, submissions, until, view
+from tests.slurm.conftest import JOB, Login, events_of, submissions, until, view
 from tests.slurm.test_ends import ONCE
 from tests.support.host_side import attempts
 from tests.support.waiting import wait_until
@@ -45,23 +45,23 @@ def test_without_accounting_and_with_ids_used_again(short_folder: Path, tmp_path
         die_unseen(cluster, login)
         agent = login.agent()
         until(agent, "succeeded", within_s=30)
-        assert [state for state, _ in attempts(agent, "job-1")] == ["lost", "succeeded"]
+        assert [state for state, _ in attempts(agent, JOB)] == ["lost", "succeeded"]
         [lost] = [item for item in view(agent)["steps"][0]["attempts"] if item["state"] == "lost"]
         assert lost["verdict"]["signature"] == "slurm_gone"
 
-        job = login.launch(agent, "touch ran", "job-2", slurm={"sbatch": ["--hold"]})
+        job = login.launch(agent, "touch ran", JOB + "b", slurm={"sbatch": ["--hold"]})
         [number] = submissions(job)
-        until(agent, "queued", "job-2")
+        until(agent, "queued", JOB + "b")
         cluster.stop_controller()
         cluster.start_controller(clean=True)
         wait_until(lambda: cluster.node_states() == ["idle"], "the node is back", within_s=20)
         theirs = ""
         while theirs != number:
             theirs = cluster.run("sbatch", "--parsable", "-o", "/dev/null", "--wrap", "exit 1").strip()
-        wait_until(lambda: view(agent, "job-2") and len(submissions(job)) == 2, "ours is submitted again", within_s=30)
+        wait_until(lambda: view(agent, JOB + "b") and len(submissions(job)) == 2, "ours is submitted again", within_s=30)
         assert not events_of(job, "step_failed")
         cluster.run("scontrol", "release", submissions(job)[1])
-        until(agent, "succeeded", "job-2")
+        until(agent, "succeeded", JOB + "b")
 
 
 class Database:

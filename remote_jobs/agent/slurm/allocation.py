@@ -7,11 +7,13 @@ has told every process itself, and afterwards the agent records what Slurm calls
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import signal
+import socket
 import time
 import zlib
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -172,12 +174,12 @@ class Allocation:
     # ----------------------------------------------------------------------------------------------------------- nodes
 
     def across_nodes(
-        self, step: protocol.StepSpec, argv: Sequence[str], attempt: int
+        self, step: protocol.StepSpec, argv: Sequence[str], attempt: int, folder: str
     ) -> Tuple[List[str], Dict[str, str]]:
         """(argv, environment) of a step with `nodes: N`: a `run` line runs on every node, a built-in step starts its own.
 
         MASTER_ADDR and MASTER_PORT are what torchrun (c10d rendezvous) and vLLM take; ORCH_SRUN is the command, as JSON,
-        that starts one process on each node.
+        that starts one process on each node, and ORCH_STOP_FILE, in the attempt's ``folder``, stops those.
         """
         if step.nodes <= 1:
             return list(argv), {}
@@ -187,10 +189,28 @@ class Allocation:
             "ORCH_NODES": str(step.nodes),
             "ORCH_NODELIST": ",".join(hosts[: step.nodes]),
             "ORCH_SRUN": json.dumps(script.srun_prefix(step.nodes)),
-            "MASTER_ADDR": os.environ.get("SLURMD_NODENAME", hosts[0] if hosts else "localhost"),
+            "ORCH_STOP_FILE": os.path.join(folder, "stop"),
+            "MASTER_ADDR": _address(),
             "MASTER_PORT": str(20000 + zlib.crc32(seed.encode("utf-8")) % 20000),  # another one at each try
         }
-        return (script.srun_argv(step, argv) if step.run is not None else list(argv)), env
+        if step.run is not None:
+            return script.spread_argv(step.nodes, argv), env
+        if step.uses in protocol.TWO_TERM_STEPS and "transformers" not in argv:
+            over_ray = os.path.join(os.path.dirname(argv[1]), "nodes.py")
+            return [argv[0], over_ray, *argv, "--distributed-executor-backend", "ray"], env
+        return list(argv), env
+
+
+def _address() -> str:
+    """This node's name where it resolves, else its address on the way out."""
+    name = socket.gethostname()
+    with contextlib.suppress(OSError):
+        if not socket.gethostbyname(name).startswith("127."):
+            return name
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing: asks for the route
+        return str(probe.getsockname()[0])
+    return name
 
 
 def made_progress(events: Sequence[Mapping[str, Any]], since: int) -> bool:

@@ -7,8 +7,10 @@ variables of the login shell.  Standard library only.
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
+import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from remote_jobs import protocol
@@ -133,17 +135,22 @@ def seconds(text: str) -> Optional[float]:
     return float(((int(days) * 24 + hours) * 60 + minutes) * 60 + secs)
 
 
-def srun_argv(step: protocol.StepSpec, argv: Sequence[str]) -> List[str]:
-    """A command on every node of a step with `nodes: N`; lines carry the node's rank, and one node's death ends all."""
-    return [*srun_prefix(step.nodes), *argv]
-
-
 def srun_prefix(nodes: int) -> List[str]:
-    """`srun` for one task a node, labelled, all ended when one of them fails."""
+    """`srun` for one task a node, labelled, all ended when one of them fails; they stop by a file (see spread.py)."""
     return [
         "srun", "--nodes={}".format(nodes), "--ntasks={}".format(nodes), "--ntasks-per-node=1", "--label",
         "--unbuffered", "--kill-on-bad-exit=1", "--wait=30", "--overlap", "--input=none", "--export=ALL",
+        sys.executable, _spread(), "node",
     ]  # fmt: skip
+
+
+def spread_argv(nodes: int, argv: Sequence[str]) -> List[str]:
+    """A command on every node, as the main process of an attempt: it takes SIGTERM like any other."""
+    return [sys.executable, _spread(), "head", *srun_prefix(nodes), *argv]
+
+
+def _spread() -> str:
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "spread.py")
 
 
 def first_hosts(nodelist: str) -> Tuple[str, ...]:
