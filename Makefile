@@ -26,11 +26,11 @@ lint: setup  ## ruff, mypy --strict, import layers, Python 3.8 on the host side
 	.venv/bin/vermin --quiet --no-tips --violations --target=3.8- $(HOST_SIDE)
 	@scripts/audit
 
-test: lint  ## lint, then every test but the pipeline's heavy ones; T=tests/sshd for one group
-	$(PY) -m pytest $(T) -m "not heavy" </dev/null
+test: lint  ## lint, then every test; minutes per group at the end; T=tests/sshd for one group
+	$(PY) -m pytest $(T) </dev/null
 
-pipeline: setup  ## the heavy tests: real vLLM and speculators on CPU (builds their environment once: 4 minutes, 4 GB)
-	$(PY) -m pytest tests/pipeline </dev/null
+pipeline: setup  ## of the tests, those with real vLLM and speculators (builds their environment once: 4 minutes, 4 GB)
+	$(PY) -m pytest tests/pipeline -m heavy --durations=0 --durations-min=5 </dev/null
 
 coverage: setup  ## branch coverage of the light tests, our child processes on the laptop's side included; T=... for one group
 	$(PY) -m coverage erase

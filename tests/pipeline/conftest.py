@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from remote_jobs.agent import procs
 from tests.support.waiting import wait_until
 from tests.vllm_env import build
 
@@ -117,6 +118,16 @@ class Host:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(10)
+
+
+def tree(pid: int) -> list[procs.ProcessId]:
+    """Identities of everything below a process."""
+    rows = procs.table()
+    return [found for child in procs.descendants(pid, rows) if (found := procs.identity(child)) is not None]
+
+
+def none_alive(processes: list[procs.ProcessId]) -> bool:
+    return not any(procs.is_alive(process) for process in processes)
 
 
 @pytest.fixture

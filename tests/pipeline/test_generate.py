@@ -104,7 +104,9 @@ def test_a_prompt_that_is_refused_fails_the_step_and_loses_nothing(host: Host) -
         ran = host.run("generate", *arguments(host.folder, server), expect=1)
         assert ran.last.startswith("IncompleteError: 1 of 9 prompts have no answer: p4")
         assert "errors.jsonl" in ran.log
-    assert (explain_bytes(ran.log.encode(), 1)["failure"] or {})["class"] == "config", "asking the same again is of no use"
+    assert (explain_bytes(ran.log.encode(), 1)["failure"] or {})["class"] == "config", (
+        "asking the same again is of no use"
+    )
     [error] = map(json.loads, (host.folder / "gen" / "errors.jsonl").read_text().splitlines())
     assert error["prompt_id"] == "p4"
     assert "maximum context length" in error["error"]

@@ -10,22 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from remote_jobs.agent import procs
-from tests.pipeline.conftest import Host
+from tests.pipeline.conftest import Host, none_alive, tree
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600, func_only=True)]
 FLAGS = ["--max-model-len", 256, "--enforce-eager", "--dtype", "float32"]
-
-
-def tree(pid: int) -> list[procs.ProcessId]:
-    """Identities of everything below a process."""
-    rows = procs.table()
-    return [found for child in procs.descendants(pid, rows) if (found := procs.identity(child)) is not None]
-
-
-def none_alive(processes: list[procs.ProcessId]) -> bool:
-    return not any(procs.is_alive(process) for process in processes)
 
 
 def test_tensor_parallel_server_whose_api_process_is_killed(host: Host, models: Path) -> None:

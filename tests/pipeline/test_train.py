@@ -132,14 +132,11 @@ def test_a_kernel_that_does_not_compile_costs_no_training(
     """The fused loss is a Triton kernel, and there is no Triton for this device: said, then trained with the eager one."""
     output = host.folder / "train"
     args = [*arguments(inputs, models, output), "--loss-implementation", "fused", "--epochs", 1]
-    ran = host.run("train", *args, "--no-compiler-fallback", expect=1)
-    assert "training ended with exit status 1" in ran.last
     ran = host.run("train", *args)
     assert "Note: the compiler refused speculators' training before the first step: " in ran.log
     assert "Note: training with the eager loss (--loss-implementation eager)" in ran.log
     assert losses(output)[0] == pytest.approx(losses(whole)[0], rel=1e-4)
-    ran = host.run("train", *args)
-    assert "the compiler refused" not in ran.log, "a resumed training knows the way"
+    assert json.loads((output / "compiler.json").read_text())["way"] == 1, "a resumed training knows the way"
 
 
 def test_another_number_of_processes_is_refused(whole: Path, inputs: Path, models: Path, host: Host) -> None:
