@@ -238,8 +238,8 @@ class LoadWatch:
     """Our forecasts of the shard bar against the time at which it was full."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[float, float]] = []
-        self.full_at: dict[tuple[str, int], float] = {}
+        self.told: list[tuple[tuple[str, int, int], float, float]] = []
+        self.full_at: dict[tuple[str, int, int], float] = {}
 
     def __call__(self, seen: dict[str, Any]) -> None:
         now = time.monotonic()
@@ -248,19 +248,19 @@ class LoadWatch:
                 for bar in attempt["bars"]:
                     if not bar["label"].endswith("shards"):
                         continue
+                    key = (step["name"], attempt["n"], bar["instance"])
                     if bar["done"] == bar["total"]:
-                        self.full_at.setdefault((step["name"], attempt["n"]), now)
+                        self.full_at.setdefault(key, now)
                     elif bar.get("eta_s") is not None:
-                        self.told.append((now, bar["eta_s"]))
+                        self.told.append((key, now, bar["eta_s"]))
 
     def errors_s(self) -> list[float]:
         """|forecast - truth| in seconds of each forecast told, in order."""
-        found = []
-        for at, eta_s in self.told:
-            after = [full for full in self.full_at.values() if full >= at]
-            if after:
-                found.append(round(abs(at + eta_s - min(after)), 1))
-        return found
+        return [
+            round(abs(at + eta_s - self.full_at[key]), 1)
+            for key, at, eta_s in self.told
+            if key in self.full_at
+        ]
 
 
 def mla(site: Site) -> None:
