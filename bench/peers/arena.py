@@ -171,7 +171,7 @@ class Drive:
         with self.stderr.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [*arena.wan.near, python, str(HERE / contestant.driver), verb, str(config)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, cwd=folder,
                 env={"PATH": path, "HOME": str(folder), "LANG": "C.UTF-8", "TMPDIR": str(scratch), MARK: mark},
             )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
