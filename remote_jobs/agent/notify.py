@@ -13,7 +13,8 @@ import contextlib
 import sys
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
+from collections import deque
+from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, Optional, Tuple
 
 from remote_jobs import protocol
 from remote_jobs.agent import incident, notices
@@ -34,37 +35,49 @@ BEAT_LIMIT_S = 30.0
 
 
 class SlipWatch:
-    """Tells once when a job's expected end has moved past what was last said by more than a threshold.
+    """Tells once when a job's expected end has moved past what was last to be expected by more than a threshold.
 
-    Both ends are ranges: only when even the early end of the new one lies ``threshold_s`` behind the late end of the old
-    one, and still does after ``SUSTAIN_S``, has anything slipped.  Pure: clocks come in.
+    A forecast is a range.  What is to be expected is its late end, the latest of the last ``SUSTAIN_S``, and only ever
+    earlier as forecasts narrow: the first ones of a bar are wide.  Only when even the early end lies ``threshold_s`` behind
+    that, and still does after ``SUSTAIN_S``, has anything slipped.  Pure: clocks come in.
     """
 
     SUSTAIN_S = 60.0
 
     def __init__(self, threshold_s: float) -> None:
         self.threshold_s = threshold_s
-        self._said: Optional[float] = None
+        self._expected: Optional[float] = None
+        self._recent: Deque[Tuple[float, float]] = deque()
+        self._began: Optional[float] = None
         self._since: Optional[float] = None
 
     def look(self, eta: Optional[Mapping[str, Any]], now: float) -> Optional[float]:
         """Seconds that the end has moved by, when that is to be told now; ``now`` is wall-clock time in s."""
         if not eta or eta.get("low_s") is None or eta.get("high_s") is None:
-            self._since = None
+            self._since = self._began = None
+            self._recent.clear()
             return None
         early, late = now + float(eta["low_s"]), now + float(eta["high_s"])
-        if self._said is None:
-            self._said = late
-            return None
-        if early - self._said <= self.threshold_s:
-            self._since = None
-            return None
-        if self._since is None:
-            self._since = now
-        if now - self._since < self.SUSTAIN_S:
-            return None
-        moved, self._said, self._since = (early + late) / 2 - self._said, late, None
-        return moved
+        if self._expected is not None and early - self._expected > self.threshold_s:
+            self._since = now if self._since is None else self._since
+            if now - self._since < self.SUSTAIN_S:
+                return None
+            moved = (early + late) / 2 - self._expected
+            self._expected, self._since, self._began = late, None, None
+            self._recent.clear()
+            return moved
+        self._since = None
+        self._narrow(late, now)
+        return None
+
+    def _narrow(self, late: float, now: float) -> None:
+        self._began = now if self._began is None else self._began
+        self._recent.append((now, late))
+        while self._recent[0][0] < now - self.SUSTAIN_S:
+            self._recent.popleft()
+        if now - self._began >= self.SUSTAIN_S:
+            latest = max(end for _, end in self._recent)
+            self._expected = latest if self._expected is None else min(self._expected, latest)
 
 
 class Notifier:
@@ -83,6 +96,7 @@ class Notifier:
             str(item["id"]): SlipWatch(float(item["eta_slip_s"])) for item in self.targets if item.get("eta_slip_s")
         }
         self._eta: Optional[Dict[str, Any]] = None
+        self._news = False
         if self.targets:
             with self._harmless():
                 for event in boss.replayed:  # told by no one: the supervisor before us was killed in between
@@ -136,7 +150,7 @@ class Notifier:
 
     def look(self, state: Mapping[str, Any]) -> None:
         """Note the newest forecast of the job's end."""
-        self._eta = state.get("eta")
+        self._eta, self._news = state.get("eta"), True
 
     def tick(self, now: float) -> None:
         """Start couriers and heartbeats that are due, and take the answers of those that are back. Never blocks."""
@@ -202,13 +216,14 @@ class Notifier:
                 self._beats[name] = SideTask(lambda url=address: courier.ping(url), timeout_s=BEAT_LIMIT_S)  # type: ignore[misc]
 
     def _look_for_slips(self) -> None:
+        if not self._news:  # one look per forecast
+            return
+        self._news = False
         for name, watch in self._slips.items():
             moved = watch.look(self._eta, time.time())
             if moved is not None and self._eta is not None:
                 text = "the expected end has moved by {} to {}".format(notices.duration(moved), self._eta.get("at"))
                 self._boss.emit(EventKind.NOTE, text=text, notify="eta_slip", to=name)
-        if self._slips:
-            self._eta = None  # one look per forecast
 
     def close(self) -> None:
         """The supervisor leaves: send what is left, say goodbye to heartbeats, and wait a little. Couriers outlive us."""

@@ -205,6 +205,22 @@ def test_laptops_take_each_message_once(host: HostSide) -> None:
     assert [record["state"] for record in records(job).values()] == ["sent"]
 
 
+def test_a_bar_that_slows_down_is_told(host: HostSide, receiver: Receiver) -> None:
+    source = host.release / "remote_jobs" / "agent" / "notify.py"  # the same program with a shorter patience
+    source.write_text(source.read_text().replace("SUSTAIN_S = 60.0", "SUSTAIN_S = 1.0"))
+    slow = host.work / "slow"
+    bar = "printf '\\rLoading: %d%%|#| %d/200 [%02d:%02d<?, ?it/s]' $((i/2)) $i $((SECONDS/60)) $((SECONDS%60))"
+    run = f"for i in $(seq 1 200); do {bar}; if [ -e {slow} ]; then sleep 3; else sleep 0.1; fi; done"
+    job = launch(host, run, [webhook(["failure"], eta_slip_s=5.0)], {"plan-1": receiver.url("hook")})
+    wait_until(lambda: job.record("state.json").get("eta"), "there is a forecast")
+    slow.touch()
+    wait_until(lambda: receiver.kinds("hook"), "the slip is told", within_s=15, seen=lambda: job.record("state.json").get("eta"))
+    [told] = receiver.at("hook")
+    assert told.json["kind"] == "eta_slip"
+    assert "the expected end has moved by" in told.json["text"]
+    assert [event["data"]["to"] for event in job.events() if event["data"].get("notify")] == ["plan-1"]
+
+
 def test_an_end_that_slips_is_told_when_it_is_sure() -> None:
     watch = SlipWatch(1800.0)
     told = []
