@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from remote_jobs import protocol
 from remote_jobs.agent import control, procs
@@ -47,6 +47,8 @@ class Reading:
     at: float = 0.0
     rows: List[queue.Row] = field(default_factory=list)
     error: Optional[str] = None
+    accounted: Optional[List[queue.Row]] = None
+    """What accounting says of jobs that are in no row; None when it was not asked."""
 
 
 def read_queue(layout: Layout, every_s: float) -> Reading:
@@ -89,9 +91,25 @@ def find_row(reading: Reading, submission: Submission) -> Optional[queue.Row]:
     found = queue.ours(reading.rows, submission.id, submission.name, submission.at)
     if found is not None or reading.at < submission.at + NEWS_S or submission.id is None:
         return found
-    age_s = reading.at - submission.at + 3600.0
-    found = queue.ours(client.sacct([submission.id], age_s), submission.id, submission.name, submission.at)
+    if reading.accounted is None:
+        reading.accounted = ask_accounting(reading, [submission])
+    found = queue.ours(reading.accounted, submission.id, submission.name, submission.at)
     return found or queue.Row(submission.id, submission.name, queue.GONE)
+
+
+def ask_accounting(reading: Reading, submitted: Sequence[Submission]) -> List[queue.Row]:
+    """One `sacct` for all submissions that the queue no longer shows; no call when there are none."""
+    missing = [
+        one
+        for one in submitted
+        if one.id is not None
+        and reading.at >= one.at + NEWS_S
+        and queue.ours(reading.rows, one.id, one.name, one.at) is None
+    ]
+    if not missing or reading.error is not None:
+        return []
+    age_s = reading.at - min(one.at for one in missing) + 3600.0
+    return client.sacct([str(one.id) for one in missing], age_s)
 
 
 def settle(
@@ -143,6 +161,7 @@ class Keeper:
         self._specs: Dict[str, protocol.JobSpec] = {}
         self._thread: Optional[threading.Thread] = None
         self._passes = 0
+        self._accounted: Tuple[float, List[queue.Row]] = (-1.0, [])
         self._began = 0.0
         self._wanted = threading.Event()
 
@@ -202,6 +221,10 @@ class Keeper:
             return
         every_s = min(float((spec.slurm or {}).get("queue_interval_s") or EVERY_S) for _, spec in jobs)
         reading = read_queue(self.layout, every_s)
+        if reading.at != self._accounted[0]:
+            newest = [submissions.newest(job) for job, _ in jobs]
+            self._accounted = (reading.at, ask_accounting(reading, [one for one in newest if one is not None]))
+        reading.accounted = self._accounted[1]
         for job, spec in jobs:
             try:
                 self._keep(job, spec, reading)

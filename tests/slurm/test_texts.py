@@ -1,0 +1,124 @@
+"""What Slurm prints and what we print for it, without a cluster: pure functions on recorded texts."""
+
+from __future__ import annotations
+
+import pytest
+
+from remote_jobs import protocol
+from remote_jobs.agent.slurm import queue, script, verdicts
+from remote_jobs.agent.slurm.allocation import gpu_indices, made_progress
+from remote_jobs.logs import explain_bytes
+
+SQUEUE = """\
+17|orch-plan-20261129-abcdef.1|PENDING|1795981877|1795985477|1796072000||n[1-2]|Resources
+18|orch-plan-20261129-ghijkl.2|RUNNING|1795981877|1795981878|1796072000|n1|(null)|None
+19|wrap|COMPLETED|1795981877|1795981878|1795981878|n2|(null)|None
+20|orch-x.1|PENDING|1795981877|N/A|N/A||(null)|(ReqNodeNotAvail, UnavailableNodes:n2)
+garbage
+"""
+
+
+def test_squeue_is_read() -> None:
+    """Times are numbers or unknown, the planned nodes stand in for the given ones, other lines are left out."""
+    rows = queue.parse_squeue(SQUEUE)
+    assert [row.id for row in rows] == ["17", "18", "19", "20"]
+    assert (rows[0].start, rows[0].nodes, rows[0].waiting) == (1795985477.0, "n[1-2]", True)
+    assert (rows[1].nodes, rows[1].ended) == ("n1", False)
+    assert (rows[3].start, rows[3].nodes) == (None, "")
+    assert "a node it needs is down" in queue.reason_words(rows[3])
+    assert queue.reason_words(rows[0]) == "Resources (nodes or GPUs are not free yet)"
+
+
+def test_sacct_is_read_and_recycled_ids_are_told_apart() -> None:
+    """Id, name and submit time must all be ours; steps of a job are no jobs."""
+    text = "17|orch-a.1|CANCELLED by 1000|1795981877|1795981878|1795981900|n1|None\n17.batch|batch|CANCELLED|1|1|1|n1|\n17|other|FAILED|1500000000|1|1|n9|None\n"
+    rows = queue.parse_sacct(text)
+    assert [row.state for row in rows] == ["CANCELLED", "FAILED"]
+    assert queue.ours(rows, "17", "orch-a.1", 1795981877.0) is rows[0]
+    assert queue.ours(rows, "17", "orch-b.1", 1795981877.0) is None
+    assert queue.ours(rows, "17", "orch-a.1", 1795999999.0) is None, "submitted before ours"
+    assert queue.ours(rows, None, "orch-a.1", 1795981877.0) is rows[0]
+
+
+@pytest.mark.parametrize(
+    ("state", "klass", "retry"),
+    [
+        ("NODE_FAIL", "killed", "yes"),
+        ("PREEMPTED", "killed", "yes"),
+        ("TIMEOUT", "killed", "yes"),
+        ("BOOT_FAIL", "killed", "yes"),
+        ("OUT_OF_MEMORY", "host_oom", "after_change"),
+        ("DEADLINE", "config", "no"),
+        ("FAILED", "killed", "yes"),
+        ("GONE", "killed", "yes"),
+    ],
+)
+def test_every_end_has_a_verdict(state: str, klass: str, retry: str) -> None:
+    """Slurm's states in our classes, with the nodes named."""
+    found = verdicts.of_end(queue.Row("7", "orch-a.1", state, nodes="n2"))
+    assert (found["class"], found["retry"], found["signature"]) == (klass, retry, "slurm_" + state.lower())
+    assert "nodes: n2" in found["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 5400), ("1:30", 90), ("8:00:00", 28800), ("2-0", 172800), ("1-2:30", 95400), ("1-0:0:5", 86405), ("UNLIMITED", None), ("", None)],
+)
+def test_time_limits(text: str, seconds: float | None) -> None:
+    """As `sbatch --time` reads them."""
+    assert script.seconds(text) == seconds
+
+
+def spec(steps: list[protocol.StepSpec], **slurm: object) -> protocol.JobSpec:
+    """A job for Slurm on nodes of 8 GPUs."""
+    return protocol.JobSpec(
+        id="a", name="a", host="c", workdir="/w", plan_sha256="0", created_at="", release="", host_gpus=8,
+        steps=[protocol.to_dict(step) for step in steps], slurm=dict(slurm),
+    )  # fmt: skip
+
+
+def test_the_command_line_of_sbatch() -> None:
+    """Options of the inventory, GPUs for what may run together, and a signal early enough to save."""
+    steps = [
+        protocol.StepSpec("serve", uses="serve", gpus=2),
+        protocol.StepSpec("generate", uses="generate", needs=["serve"]),
+        protocol.StepSpec("extract", uses="extract", gpus=4, needs=["generate"]),
+        protocol.StepSpec("train", uses="train", gpus=16, nodes=2, needs=["extract"]),
+    ]
+    argv = script.sbatch_argv(spec(steps, partition="gpu", time_limit="8:00:00", sbatch=["--mem=0"]), "orch-a.1", "/j/script", "/j/100%/out")
+    assert argv[-2:] == ["--mem=0", "/j/script"]
+    assert {"--no-requeue", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=8", "--partition=gpu", "--time=8:00:00"} < set(argv)
+    assert "--output=/j/100%%/out" in argv
+    assert "--signal=B:USR2@195" in argv  # train: 130 s to save, 5 s to die, and our minute
+    together = [protocol.StepSpec("a", run="x", gpus=2), protocol.StepSpec("b", run="x", gpus=3)]
+    assert script.gpus_per_node(spec(together)) == 5
+    assert "--gres=gpu:h100:5" in script.sbatch_argv(spec(together, gres="gpu:h100"), "n", "s", "o")
+    assert "--gres=gpu:2,nvme" in script.sbatch_argv(spec(together, gres="gpu:2,nvme"), "n", "s", "o")
+
+
+def test_node_lists_and_gpus_of_an_allocation() -> None:
+    """Slurm's short forms."""
+    assert script.first_hosts("gpu[01-03,07],login1") == ("gpu01", "gpu02", "gpu03", "gpu07", "login1")
+    assert gpu_indices({"CUDA_VISIBLE_DEVICES": "2,3"}, 8) == [2, 3]
+    assert gpu_indices({"CUDA_VISIBLE_DEVICES": "GPU-uuid", "SLURM_GPUS_ON_NODE": "2"}, 8) == [0, 1]
+    assert gpu_indices({}, 4) == [0, 1, 2, 3]
+
+
+def test_progress_since_the_allocation_began() -> None:
+    """More than any attempt before it kept, or a step that ended well."""
+
+    def judged(seq: int, progress: int) -> dict[str, object]:
+        return {"seq": seq, "kind": "attempt_judged", "step": "w", "data": {"progress": progress}}
+
+    assert not made_progress([judged(1, 5), judged(9, 5)], 5)
+    assert made_progress([judged(1, 5), judged(9, 6)], 5)
+    assert made_progress([{"seq": 9, "kind": "step_succeeded", "step": "w", "data": {}}], 5)
+    assert not made_progress([{"seq": 3, "kind": "step_succeeded", "step": "w", "data": {}}], 5)
+
+
+def test_rank_prefixes_of_many_nodes() -> None:
+    """`srun --label` in front of torchrun's and vLLM's own prefixes: each node's bar is one of its own."""
+    log = b"".join(b"%d: Extracting hidden states:  %d%%|#| %d/100 [00:10<00:10,  5.00it/s]\n" % (rank, done, done) for done in (10, 50) for rank in range(12))
+    bars = explain_bytes(log)["bars"]
+    assert {bar["worker"] for bar in bars} == {str(rank) for rank in range(12)}
+    assert {bar["done"] for bar in bars} == {50}
