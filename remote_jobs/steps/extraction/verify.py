@@ -105,6 +105,7 @@ def verify(
     """
     limits = {k: tolerance if tolerance is not None else limit_at(k, dtype) for k in config.layer_ids}
     worst = dict.fromkeys(config.layer_ids, 0.0)
+    judged = dict.fromkeys(config.layer_ids, "sample")
     with config.progress.sample_bar(len(rows), 0, "Verifying against a fresh forward pass") as bar:
         for row in rows:
             with safe_open(sample_path(folder, row.index), framework="pt") as stream:
@@ -118,20 +119,29 @@ def verify(
                         f"{row.named()}: the states stored for layer id {found.layer_id} (relative difference {found.median:.4f}) "
                         f"are those of layer id {found.best_id} ({found.best:.4f})"
                     )
+                worst[found.layer_id] = max(worst[found.layer_id], value)
+                judged[found.layer_id] = found.judged
                 if found.judged != "fit":
                     limit = limits[found.layer_id]
-                    worst[found.layer_id] = max(worst[found.layer_id], value)
                     if not value <= limit:
                         raise VerificationError(
                             f"{row.named()}: layer id {found.layer_id} differs from a fresh forward pass by {value:.4f} "
                             f"(relative, limit {limit:.2g})"
                         )
             bar.update()
-    nearest = max(config.layer_ids, key=lambda k: worst[k] / limits[k] if limits[k] else 0.0)
+    by_norm = [k for k in config.layer_ids if judged[k] != "fit"] or list(config.layer_ids)
+    nearest = max(by_norm, key=lambda k: worst[k] / limits[k] if limits[k] else 0.0)
     return {
         "samples": len(rows),
-        # Of the layer that came nearest to its limit; all of them below.
+        # Of the layer that came nearest to its limit; all of them below. A layer judged by its fit alone has no limit.
         "worst_relative_difference": worst[nearest],
         "tolerance": limits[nearest],
-        "by_layer": {str(k): {"worst": worst[k], "limit": limits[k]} for k in config.layer_ids},
+        "by_layer": {
+            str(k): {
+                "judged": judged[k],
+                "worst": worst[k],
+                "limit": None if judged[k] == "fit" else limits[k],
+            }
+            for k in config.layer_ids
+        },
     }
