@@ -215,7 +215,7 @@ def _attempt(
 
     def add(text: Text | str, style: str = "") -> None:
         piece = text if isinstance(text, Text) else Text(text, style)
-        lines.append(Text(indent, "bright_black").append_text(piece))
+        lines.append(Text.assemble((indent, "bright_black"), piece))
 
     if many or not running:
         words = [
