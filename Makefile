@@ -42,9 +42,9 @@ mutate: setup  ## mutation testing of states, retry policy and log rules, MINUTE
 	@scripts/mutate $(M)
 
 orders: setup  ## the light tests twice in random orders, then by two processes at once; T=tests/core for one group
-	$(PY) -m pytest $(T) -m "not heavy" --shuffle 0 -q </dev/null
-	$(PY) -m pytest $(T) -m "not heavy" --shuffle 0 -q </dev/null
-	$(PY) -m pytest $(T) -m "not heavy" --shuffle 0 -q -n 2 --dist loadfile </dev/null
+	$(PY) -m pytest $(T) -m "not heavy" --shuffle $(shell date +%s) -q </dev/null
+	$(PY) -m pytest $(T) -m "not heavy" --shuffle $(shell date +%s) -q </dev/null
+	$(PY) -m pytest $(T) -m "not heavy" --shuffle $(shell date +%s) -q -n 2 --dist loadfile </dev/null
 
 wheel: setup  ## install the wheel from the package index into a clean environment of every promised Python found here
 	@scripts/try-wheel
