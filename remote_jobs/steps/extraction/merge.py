@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import hashlib
+import itertools
 import json
 import os
 import sys
@@ -55,6 +56,7 @@ _OF_A_RUN = frozenset(
 )
 """Keys of a range's record that the whole manifest has of its own, or gets from all records."""
 SHOWN = 10
+MAX_RECORD_BYTES = 1 << 20
 
 
 def merge(
@@ -74,7 +76,7 @@ def merge(
         IncompleteError: samples are missing or damaged. CheckpointError: a manifest cannot be read.
     """
     whole = _read(os.path.join(folder, MANIFEST_NAME))
-    expected = int(whole["samples"]["expected"])
+    expected: int = whole["samples"]["expected"]
     records = _records(folder, count)
     if records:
         _same_extraction(whole, records)
@@ -102,17 +104,36 @@ def forget_ranges(folder: str) -> None:
 
 
 def _read(path: str) -> dict[str, Any]:
+    """A manifest or a range's record. It may come from a host that nobody vouches for: its shape is checked here."""
     try:
-        with open(path, encoding="utf-8") as stream:
-            record = json.load(stream)
-        int(record["samples"]["expected"])
+        with open(path, "rb") as stream:
+            record = json.loads(stream.read(MAX_RECORD_BYTES))
+        if not _sound(record):
+            raise CheckpointError(f"{path} cannot be read: it holds values of the wrong type")
     except FileNotFoundError:
         raise ConfigError(
             f"there is no {path}", hint="merge takes the output folder of an extraction that was split"
         ) from None
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error!r}") from None
     return dict(record)
+
+
+def _sound(record: Any) -> bool:
+    """True when what is counted, compared and joined is of the right type; a missing key is a KeyError."""
+    counts = [record["samples"]["expected"], record["hidden_size"]]
+    if "range" in record:
+        counts += [record["range"][key] for key in ("first", "end", "rows")]
+    figures = []
+    if record.get("verified"):
+        figures = [record["verified"][key] for key in ("samples", "worst_relative_difference", "tolerance")]
+    return (
+        all(type(count) is int and count >= 0 for count in counts)
+        and all(isinstance(figure, (int, float)) for figure in figures)
+        and isinstance(record["layer_ids"], list)
+        and isinstance(record.get("versions") or {}, dict)
+        and all(isinstance(record[key], str) for key in ("prompts_sha256", "dtype"))
+    )
 
 
 def _records(folder: str, count: int | None) -> list[tuple[Part, dict[str, Any]]]:
@@ -163,6 +184,8 @@ def _without_gaps(records: Sequence[tuple[Part, Mapping[str, Any]]], expected: i
     row = 0
     for part, record in records:
         first, end = record["range"]["first"], record["range"]["end"]
+        if end < first:
+            raise ConfigError(f"range {part.index}/{part.count} ends at row {end}, before its first, {first}")
         if first != row:
             what = "are in no range" if first > row else "are in two ranges"
             raise ConfigError(
@@ -178,18 +201,27 @@ def _without_gaps(records: Sequence[tuple[Part, Mapping[str, Any]]], expected: i
 
 def _check_samples(folder: str, whole: Mapping[str, Any], expected: int) -> None:
     """Every row's file is whole and of the right shape, and all token ids in order are the prompts."""
-    dtype = SAFETENSORS_DTYPES.get(str(whole["dtype"]), str(whole["dtype"]))
-    shape = (len(whole["layer_ids"]), int(whole["hidden_size"]))
+    there = set(os.listdir(folder))
+    if expected > len(there):  # no loop over what a manifest merely claims
+        rows = (row for row in itertools.count() if f"hs_{row}.safetensors" not in there)
+        names = ", ".join(str(row) for row in itertools.islice(rows, SHOWN))
+        raise IncompleteError(
+            f"{folder} lacks samples of {expected}: row {names} is missing, and more may be"
+        )
+    dtype = SAFETENSORS_DTYPES.get(whole["dtype"], whole["dtype"])
+    shape = (len(whole["layer_ids"]), whole["hidden_size"])
     digest, bad = hashlib.sha256(), []
     for row in range(expected):
         try:
             sample = read_sample_file(os.path.join(folder, f"hs_{row}.safetensors"))
+            digest.update(_as_hashed(sample.token_ids))
         except FileNotFoundError:
             bad.append(f"row {row} is missing")
+        except OverflowError:
+            bad.append(f"row {row}: its token ids are out of range")
         except DamagedSampleError as error:
             bad.append(f"row {row}: {error}")
         else:
-            digest.update(_as_hashed(sample.token_ids))
             if (sample.dtype, sample.shape[1:]) != (dtype, shape):
                 bad.append(f"row {row}: its states are {sample.dtype} {list(sample.shape)}")
     if bad:
@@ -205,7 +237,11 @@ def _check_samples(folder: str, whole: Mapping[str, Any], expected: int) -> None
 
 
 def _as_hashed(token_ids: bytes) -> bytes:
-    """One sample's part of `prompts_sha256`: its length (8 bytes) and its ids as int32, little-endian."""
+    """One sample's part of `prompts_sha256`: its length (8 bytes) and its ids as int32, little-endian.
+
+    Raises:
+        OverflowError: an id that no int32 holds.
+    """
     ids = array.array("q", token_ids)
     if sys.byteorder == "big":
         ids.byteswap()

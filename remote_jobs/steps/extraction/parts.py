@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PART_NAME = re.compile(r"range-(\d+)of(\d+)\.json")
+PART_NAME = re.compile(r"range-([1-9]\d{0,5})of([1-9]\d{0,5})\.json")
 
 
 @dataclass(frozen=True)

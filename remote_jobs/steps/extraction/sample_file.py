@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 MAX_HEADER_BYTES = 100 * 1000 * 1000
 """Limit of the safetensors format for its header."""
+MAX_SAMPLE_HEADER_BYTES = 1 << 20
+"""A sample has two tensors: its header has a few hundred bytes, and a host that sends more means no good."""
 SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
@@ -38,7 +40,7 @@ def read_sample_file(path: str) -> SampleFile:
     size = os.path.getsize(path)
     with open(path, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        if not 2 <= length <= min(MAX_HEADER_BYTES, size):
+        if not 2 <= length <= min(MAX_SAMPLE_HEADER_BYTES, size):
             raise DamagedSampleError("its header is damaged")
         try:
             header = json.loads(stream.read(length))
@@ -56,7 +58,7 @@ def read_sample_file(path: str) -> SampleFile:
             ):
                 raise DamagedSampleError("hidden_states and token_ids do not fit together")
             return SampleFile(states["dtype"], tuple(states["shape"]), token_ids)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise DamagedSampleError(f"its header is damaged ({error})") from None
 
 
