@@ -27,6 +27,7 @@ MINUTE_S = float(os.environ.get("ORCH_BENCH_MINUTE_S", "60"))
 HOLE_S = float(os.environ.get("ORCH_BENCH_HOLE_S", "60"))
 ATTACH_S = 150.0
 READY_S, SUBMIT_S = 150.0, 120.0
+KNOWN_S = 150.0
 LONG_PAUSE_S = 60.0
 """Who pauses longer between two looks plays its rounds side by side."""
 
@@ -140,7 +141,7 @@ def play(arena: Arena, one: Contestant, number: int, score: Score) -> None:
         time.sleep(2.0 + one.pause_s * (number + 0.5) / ROUNDS)  # the death falls anywhere between two polls
         killed = time.time()
         kill(pid)
-        ended = drive.wait("ended", 60 + 2 * one.pause_s)
+        ended = drive.wait("ended", KNOWN_S + 2 * one.pause_s)
         if ended is None:
             score.troubles.append(f"death not known after {time.time() - killed:.0f} s: {drive.why()}")
             return
@@ -243,8 +244,11 @@ def taken_up(arena: Arena, one: Contestant, pid: int, score: Score) -> None:
             return
         kill(pid)
         ended = drive.wait("ended", ATTACH_S)
-        score.controller_death = "yes" if ended else "job yes, watching no"
-        if ended is None:
+        knows = ended is not None and "gave-up" not in ended[1]
+        score.controller_death = "yes" if knows else "job yes, watching no"
+        if ended and not knows:
+            score.troubles.append(f"taking up: {ended[1]}")
+        elif ended is None:
             score.troubles.append(f"taking up: its end was not known after {ATTACH_S:.0f} s: {drive.why()}")
     finally:
         drive.close()
