@@ -41,3 +41,13 @@ def test_each_range_is_an_allocation_of_its_own(cluster: Cluster, laptop: Laptop
         laptop.run("wait", job, within_s=60, expect=0)
     allocations = {(work / f"ran-{index}").read_text() for index in (1, 2, 3)}
     assert len(allocations) == 3
+
+
+def test_without_hosts_the_ranges_share_one_allocation(laptop: Laptop, work: Path) -> None:
+    run = "echo $SLURM_JOB_ID >>ran; until [ $(wc -l <ran) = 3 ]; do sleep 0.1; done"
+    plan = laptop.plan([{"name": "part", "run": run, "split": 3}], workdir=str(work))
+    job = laptop.launch(plan)
+    laptop.run("wait", job, within_s=60, expect=0)
+    assert [step["state"] for step in laptop.status(job)["steps"]] == ["succeeded"] * 4
+    assert len((work / "ran").read_text().split()) == 3
+    assert len(set((work / "ran").read_text().split())) == 1
