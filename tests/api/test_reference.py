@@ -17,6 +17,8 @@ from orchestrator.core.json_schema import inventory_schema, plan_schema
 from orchestrator.core.plan import load_plan
 
 PROJECT = Path(__file__).parents[2]
+Validator = jsonschema.Draft202012Validator
+PLAN, INVENTORY = Validator(plan_schema()), Validator(inventory_schema())
 
 
 def _reference() -> Any:
@@ -96,8 +98,7 @@ GOOD_INVENTORIES = [
 
 @pytest.mark.parametrize("text", GOOD_PLANS)
 def test_the_schema_accepts_what_the_reader_accepts(text: str, tmp_path: Path) -> None:
-    jsonschema.Draft202012Validator.check_schema(plan_schema())
-    jsonschema.validate(load(text), plan_schema(), jsonschema.Draft202012Validator)
+    PLAN.validate(load(text))
     (tmp_path / "plan.yaml").write_text(text)
     load_plan(tmp_path / "plan.yaml")
 
@@ -105,24 +106,27 @@ def test_the_schema_accepts_what_the_reader_accepts(text: str, tmp_path: Path) -
 @pytest.mark.parametrize("text", BAD_PLANS.values(), ids=BAD_PLANS)
 def test_the_schema_finds_slips_in_the_editor(text: str, tmp_path: Path) -> None:
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(load(text), plan_schema(), jsonschema.Draft202012Validator)
+        PLAN.validate(load(text))
 
 
 @pytest.mark.parametrize("text", GOOD_INVENTORIES)
 def test_inventories(text: str, tmp_path: Path) -> None:
-    schema = inventory_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.validate(load(text), schema, jsonschema.Draft202012Validator)
+    INVENTORY.validate(load(text))
     (tmp_path / "inventory.yaml").write_text(text)
     load_inventory(tmp_path / "inventory.yaml")
     for slip in ("host: {}", "hosts: {a: {gpu: 8}}", "hosts: {a: {scheduler: pbs}}", "hosts: {a: {gpus: many}}"):
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(load(slip), schema, jsonschema.Draft202012Validator)
+            INVENTORY.validate(load(slip))
+
+
+def test_the_schemas_are_schemas() -> None:
+    for validator in (PLAN, INVENTORY):
+        Validator.check_schema(validator.schema)
 
 
 def test_every_key_is_explained() -> None:
     """Editors show these words: add a line to WORDS in orchestrator/core/json_schema.py for a new key."""
-    for schema in (plan_schema(), inventory_schema()):
+    for schema in (PLAN.schema, INVENTORY.schema):
         for name, part in (*schema["$defs"].items(), ("top", schema)):
             for key, value in (part.get("properties") or {}).items():
                 assert value.get("description"), f"{name}.{key}"
