@@ -16,6 +16,7 @@ from pathlib import Path
 from bench.report import Report
 
 SECTIONS: dict[str, str] = {
+    "start": "bench.starting",
     "launch": "bench.launching",
     "know": "bench.knowing",
     "watch": "bench.watching",

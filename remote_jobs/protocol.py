@@ -347,6 +347,7 @@ class JobSpec:
     log_limit_bytes: int = 5 * 1024**3
     allow_tmpfs: bool = False
     restart_after_reboot: bool = False
+    slurm: Optional[Dict[str, Any]] = None  # how to ask Slurm for nodes; None: the job runs on this host directly
     notify: List[Any] = field(default_factory=list)
     controller: str = ""
     v: int = VERSION
@@ -416,6 +417,7 @@ class Op(str, Enum):
     WHY = "why"
     HISTORY = "history"
     PATCH = "patch"
+    GC = "gc"
     NOTIFY = "notify"
 
 
