@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.metrics import Metrics, values
@@ -51,6 +51,7 @@ def test_a_real_training_shows_its_loss_and_rate() -> None:
     assert len(found["tokens/s"]) == 28
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(1, 4000), max_size=30))
 def test_pieces_change_nothing(sizes: list[int]) -> None:
     whole, pieces = Metrics(), Metrics()
