@@ -44,7 +44,7 @@ def overlay(
         return False, {"reason": reason, "main_alive": False, "boot_changed": False, "processes": []}
     if row is None or row.waiting:
         _waits(state, _waiting_words(row, slurm_id, error, submitted=submitted))
-        if state["state"] not in ("stopping", "retry_wait"):
+        if state["state"] != "stopping":  # a retry waits for its place in the queue, not for a clock
             state["state"] = "queued"
         return (None if error else True), None
     if error:
