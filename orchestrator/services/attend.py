@@ -61,8 +61,9 @@ class AttentiveWatch(Watch):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        self._deliverer.__exit__(kind, error, trace)
-        for thread in self._sending:
+        over = kind is None and self.done()
+        self._deliverer.close(drain=over)
+        for thread in self._sending if over else ():
             thread.join(SEND_WITHIN_S)
 
     def next(self, timeout_s: float) -> list[Update]:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.core import notify as targets
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 ENVIRONMENT = "ORCH_NOTIFY"
 KEPT_FOR_S = 90 * 86400.0
 DRAIN_S = 20.0
+LEAVE_S = 3.0
+"""For a message that was taken from its host and is being sent: nobody else would send it any more."""
 _STYLES = {"success": "success", "failure": "failure", "lost": "failure", "hang": "warning", "eta_slip": "warning"}
 NO_APPRISE = "install it: pip install 'orch-gpu[notify]'"
 
@@ -189,10 +192,16 @@ class Deliverer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(drain=kind is None)
+
+    def close(self, *, drain: bool) -> None:
+        """End; with ``drain`` what waits is sent first. Who leaves before the end wants to leave soon."""
         if self._thread is not None:
             self._work.put(None)
-            self._thread.join(DRAIN_S)
+            self._thread.join(DRAIN_S if drain else LEAVE_S)
 
     def saw(self, view: Mapping[str, Any]) -> None:
         """Take note of a job's newest view; cheap, and never raises for what is a target's fault."""
