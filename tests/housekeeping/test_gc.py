@@ -192,6 +192,11 @@ def test_the_command(shared_sshd: Any, tmp_path: Path) -> None:
     plan = laptop.plan([{"name": "work", "run": "true"}], workdir=str(tmp_path / "work"))
     job = laptop.launch(plan)
     laptop.run("wait", job, expect=0)
+    document = laptop.run("gc", "--older-than", "0s", "--json", expect=0).json
+    assert set(document) == {"schema", "apply", "older_than_s", "hosts", "ledger"}
+    assert set(document["hosts"][0]) == {"name", "reachable", "error", "items", "kept", "bytes"}
+    assert {frozenset(item) for item in document["hosts"][0]["items"]} == {frozenset({"kind", "name", "bytes", "age_s", "why"})}
+    assert set(document["ledger"]) == {"path", "bytes", "jobs", "forgotten"}
     told = laptop.run("gc", "--older-than", "0s", expect=0)
     assert job in told.out
     assert "nothing was deleted" in told.out
