@@ -231,3 +231,9 @@ def test_what_moves_a_step_on_ends_its_wait(kind: str) -> None:
 def test_a_wait_that_a_retry_follows_is_still_told() -> None:
     story = fold(TWO, told(("step_gated", "work", None, {"reasons": ["held"]}), ("retry_scheduled", "work", 1, {"at": "T9"})))
     assert (story.step("work")["waiting"], story.step("work")["retry_at"]) == ("held", "T9")
+
+
+@pytest.mark.parametrize("kind", ["stragglers", "phase_changed", "hang_suspected", "reaped", "note"])
+def test_what_is_seen_of_an_attempt_does_not_change_its_state(kind: str) -> None:
+    [attempt] = fold(TWO, told(START, (kind, "work", 1, {"text": "x"}))).attempts("work")
+    assert (attempt["state"], attempt["ended_at"]) == ("running", None)
