@@ -154,8 +154,8 @@ def take(job: JobDir, targets: Sequence[str], by: str) -> List[Dict[str, Any]]:
     for name in names:
         with contextlib.suppress(OSError, ValueError):
             record = read_json(job.at(FOLDER, name))
-            name = "{} {}".format(record.get("target"), record.get("label"))
-            waits = record.get("state") == "waiting" and name in targets
+            waits = record.get("state") == "waiting"
+            waits = waits and "{} {}".format(record.get("target"), record.get("label")) in targets
             if waits and len(found) < TAKE_AT_MOST and _claim(job, str(record["key"]), by):
                 found.append(record)
     return found
