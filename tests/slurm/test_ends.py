@@ -88,7 +88,7 @@ def test_preempted_without_requeue_is_submitted_again(cluster: Cluster, login: L
 
 def test_time_limit_saves_and_goes_on_in_a_follow_on_submission(cluster: Cluster, login: Login, agent: Agent) -> None:
     """Near the limit the step is told to save; what it kept counts, so the job is submitted again, from the node itself."""
-    run = "trap 'touch saved; exit 0' TERM; test -e saved && { touch out-2; exit 0; }; touch out-1 up; while true; do sleep 0.1; done"
+    run = "trap 'touch saved; exit 143' TERM; test -e saved && { touch out-2; exit 0; }; touch out-1 up; while true; do sleep 0.1; done"
     step = {"name": "work", "run": run, "done": {"count": "out-*", "equals": 2}}
     agent.close()  # nobody looks meanwhile
     job = login.launch(login.agent(), [step], slurm={"time_limit": "1", "sbatch": ["--signal=B:USR2@52"]})

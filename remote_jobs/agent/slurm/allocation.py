@@ -121,7 +121,7 @@ class Allocation:
             return False
         if self._leaving == "taken":
             return ended >= self._left_at - TERM_SPREAD_S
-        return attempt.exit_status in _BY_TERM and now - ended < TERM_SPREAD_S
+        return self._leaving is None and attempt.exit_status in _BY_TERM and now - ended < TERM_SPREAD_S
 
     def _watch_clock(self, now: float) -> None:
         if self._asking is None:
