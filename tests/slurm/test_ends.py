@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import JOB, Login, events_of, submissions, until, view
 from tests.support.host_side import Agent, attempts, ended, look
+from tests.support.jobdir import alive
 from tests.support.waiting import wait_until
 
 ONCE = "echo $$ >pid; test -e second && exit 0; touch second up; exec sleep 600"
@@ -32,7 +32,7 @@ def test_a_killed_batch_script_is_noticed_and_the_job_goes_on(cluster: Cluster, 
     work = int((login.work / "pid").read_text())
     os.kill(job.supervisor, signal.SIGKILL)
     until(agent, "succeeded", within_s=30)
-    assert not Path(f"/proc/{work}").exists()
+    assert not alive(work)
     assert [state for state, _ in attempts(agent, JOB)] == ["lost", "succeeded"]
     assert verdict(agent)["signature"] == "slurm_failed"
     assert len(submissions(job)) == 2
