@@ -99,7 +99,7 @@ def gpus_for(step: Step, params: dict[str, Any], host_gpus: int | None) -> int:
     if step.uses is None or step.uses not in BUILTIN or not BUILTIN[step.uses].on_gpu or host_gpus == 0:
         return 0
     if step.uses == "train":
-        return int(params.get("nproc_per_node") or host_gpus or 1)
+        return int(params.get("nproc_per_node") or host_gpus or 1) * step.nodes  # torchrun counts on each node
     if not _computes_with_vllm(step):
         return 1 if params.get("device") != "cpu" else 0
     product = 1
