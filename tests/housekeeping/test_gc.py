@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.host_side import Agent, HostSide, ended
+from tests.support.host_side import JOB, Agent, HostSide, ended
 from tests.support.jobdir import kill
 from tests.support.laptop import Laptop
 from tests.support.waiting import wait_until
@@ -112,12 +112,12 @@ def test_a_retry_that_comes_in_between_wins(host: HostSide) -> None:
     import fcntl
 
     agent = host.agent()
-    run(host, agent, "job-1")
-    end_long_ago(host, "job-1", 40)
+    run(host, agent, JOB)
+    end_long_ago(host, JOB, 40)
     with (host.root / "jobs/job-1/lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         goes, stays = collect(agent, apply=True)
-    assert (goes, stays) == ({}, {"job-1": "somebody took it up just now"})
+    assert (goes, stays) == ({}, {JOB: "somebody took it up just now"})
     assert (host.root / "jobs/job-1/spec.json").exists()
 
 
@@ -166,8 +166,8 @@ def test_a_job_that_cannot_be_read_keeps_every_release(host: HostSide) -> None:
 
 def test_a_broken_off_run_is_finished_by_the_next(host: HostSide) -> None:
     agent = host.agent()
-    run(host, agent, "job-1")
-    end_long_ago(host, "job-1", 40)
+    run(host, agent, JOB)
+    end_long_ago(host, JOB, 40)
     doomed = host.root / "jobs" / ".gc-job-1-77"
     (host.root / "jobs/job-1").rename(doomed)
     assert agent.request("look")["jobs"] == {}
@@ -177,12 +177,12 @@ def test_a_broken_off_run_is_finished_by_the_next(host: HostSide) -> None:
 
 def test_a_link_in_the_jobs_folder_is_not_followed(host: HostSide, tmp_path: Path) -> None:
     agent = host.agent()
-    run(host, agent, "job-1")
-    end_long_ago(host, "job-1", 40)
+    run(host, agent, JOB)
+    end_long_ago(host, JOB, 40)
     (host.root / "jobs/job-1").rename(tmp_path / "elsewhere")
     (host.root / "jobs/job-1").symlink_to(tmp_path / "elsewhere")
     goes, stays = collect(agent, apply=True)
-    assert (goes, stays["job-1"]) == ({}, "is no folder of ours")
+    assert (goes, stays[JOB]) == ({}, "is no folder of ours")
     assert (tmp_path / "elsewhere/spec.json").exists()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.gate.smi import FakeSmi
-from tests.support.host_side import Agent, HostSide, Refused, ended, look
+from tests.support.host_side import JOB, Agent, HostSide, Refused, ended, look
 from tests.support.jobdir import JobDir
 from tests.support.waiting import wait_until
 
@@ -52,7 +52,7 @@ class Box:
     def __exit__(self, *exc: object) -> None:
         self.side.__exit__(*exc)
 
-    def launch(self, *steps: dict[str, Any], job: str = "job-1", secrets: Any = None, **top: Any) -> JobDir:
+    def launch(self, *steps: dict[str, Any], job: str = JOB, secrets: Any = None, **top: Any) -> JobDir:
         """Launch a job of these steps; ``top`` are keys of its spec."""
         spec = self.side.spec(list(steps), job, **top)
         self.agent.request("launch", spec=spec, secrets=secrets or {}, new=False)

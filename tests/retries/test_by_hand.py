@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.retries.box import Box, events
-from tests.support.host_side import Refused, ended, look
+from tests.support.host_side import JOB, Refused, ended, look
 from tests.support.jobdir import JobDir, alive, kill
 from tests.support.waiting import wait_until
 
@@ -163,9 +163,9 @@ def test_a_reboot_is_named_and_retry_goes_on(box: Box) -> None:
 def test_going_on_after_a_reboot_is_offered_and_never_installed(box: Box) -> None:
     """The launch and the job's notes show a line to type; typed, it brings the job back; then it is not shown again."""
     tab = crontab(box)
-    spec = box.side.spec([{"name": "work", "run": HOLD}], "job-1", restart_after_reboot=True)
+    spec = box.side.spec([{"name": "work", "run": HOLD}], JOB, restart_after_reboot=True)
     answer = box.agent.request("launch", spec=spec, secrets={}, new=False)
-    job = JobDir(box.root, "job-1")
+    job = JobDir(box.root, JOB)
     [offer] = answer["warnings"]
     assert "@reboot" in offer
     assert not tab.exists(), "nothing is installed silently"
@@ -224,7 +224,7 @@ def test_without_cron_a_user_unit_is_offered(box: Box) -> None:
     (box.bin / "systemctl").chmod(0o755)
     environment = {**box.environment, "PATH": f"{box.bin}:{Path(sys.executable).parent}"}
     agent = box.side.agent(**environment)
-    spec = box.side.spec([{"name": "work", "run": "true"}], "job-1", restart_after_reboot=True)
+    spec = box.side.spec([{"name": "work", "run": "true"}], JOB, restart_after_reboot=True)
     [offer] = agent.request("launch", spec=spec, secrets={}, new=False)["warnings"]
     typed = offer.partition("type there: ")[2].partition(" && systemctl")[0]
     home = box.side.folder / "home"
@@ -233,4 +233,4 @@ def test_without_cron_a_user_unit_is_offered(box: Box) -> None:
     lines = unit.read_text().splitlines()
     assert f"ExecStart={box.side.python} -I -S {box.side.release} resume --root {box.root}" in lines
     assert "WantedBy=default.target" in lines
-    assert ended(JobDir(box.root, "job-1")) == "succeeded"
+    assert ended(JobDir(box.root, JOB)) == "succeeded"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.retries.box import Box, bundle, events
-from tests.support.host_side import ended
+from tests.support.host_side import JOB, ended
 from tests.support.jobdir import alive, command_line
 from tests.support.waiting import wait_until
 
@@ -19,7 +19,7 @@ PY_SPY = """#!/bin/bash
 
 
 def stacks(box: Box, attempt: int = 1) -> list[dict[str, Any]]:
-    path = box.root / "jobs" / "job-1" / "steps" / "1-work" / "attempts" / str(attempt) / "incident" / "stacks.json"
+    path = box.root / "jobs" / JOB / "steps" / "1-work" / "attempts" / str(attempt) / "incident" / "stacks.json"
     found: list[dict[str, Any]] = json.loads(path.read_bytes())
     return found
 

@@ -23,6 +23,8 @@ from tests.support.jobdir import JobDir
 from tests.support.waiting import PATIENCE, wait_until
 
 PROJECT = Path(__file__).parents[2]
+JOB = f"job-{os.getpid()}"
+"""Processes are found by their job's id: two test runs on one machine must not share one."""
 MAIN = "from remote_jobs.agent.main import main\n\nmain()\n"
 
 
@@ -166,7 +168,7 @@ class HostSide:
         self._agents.append(agent)
         return agent
 
-    def spec(self, steps: list[dict[str, Any]] | str, job: str = "job-1", **more: Any) -> dict[str, Any]:
+    def spec(self, steps: list[dict[str, Any]] | str, job: str = JOB, **more: Any) -> dict[str, Any]:
         """A JobSpec object; a string is the command line of one step that is tried once."""
         if isinstance(steps, str):
             steps = [{"name": "work", "run": steps, "retry": {"attempts": 1}}]
@@ -177,7 +179,7 @@ class HostSide:
         )  # fmt: skip
         return {**protocol.to_dict(spec), **more}
 
-    def launch(self, agent: Agent, steps: list[dict[str, Any]] | str, job: str = "job-1", **more: Any) -> JobDir:
+    def launch(self, agent: Agent, steps: list[dict[str, Any]] | str, job: str = JOB, **more: Any) -> JobDir:
         """Launch a job."""
         agent.request("launch", spec=self.spec(steps, job, **more), secrets={}, new=False)
         return JobDir(self.root, job)
