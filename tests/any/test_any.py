@@ -28,7 +28,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 @pytest.fixture
 def foreigner() -> Iterator[subprocess.Popen[bytes]]:
     """Somebody else's process."""
-    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], env={"PATH": os.defpath})
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", "import time; time.sleep(600)"], env={"PATH": os.defpath}
+    )
     yield process
     process.kill()
     process.wait()
@@ -52,7 +54,9 @@ def plan_of(hosts: Hosts, name: str, **step: object) -> Path:
     return path
 
 
-def test_the_first_open_gate_wins_and_the_closed_are_said(hosts: Hosts, foreigner: subprocess.Popen[bytes]) -> None:
+def test_the_first_open_gate_wins_and_the_closed_are_said(
+    hosts: Hosts, foreigner: subprocess.Popen[bytes]
+) -> None:
     plan = plan_of(hosts, "wins")
     hosts.smi["first"].hold(0, foreigner.pid, 40_000)
     answer = launch(hosts, plan)
@@ -111,7 +115,9 @@ def test_unreachable_hosts_are_said_and_skipped(hosts: Hosts) -> None:
         hosts.sshd["first"].start()
 
 
-def test_a_launch_in_doubt_is_taken_up_where_it_was_sent(hosts: Hosts, foreigner: subprocess.Popen[bytes]) -> None:
+def test_a_launch_in_doubt_is_taken_up_where_it_was_sent(
+    hosts: Hosts, foreigner: subprocess.Popen[bytes]
+) -> None:
     """The laptop told nobody of the job on the second host; the first is free by now, and is not asked."""
     plan = plan_of(hosts, "doubt", run="echo $$ >> starts; until [ -e go ]; do sleep 0.05; done")
     hosts.smi["first"].hold(0, foreigner.pid, 40_000)

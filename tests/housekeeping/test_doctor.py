@@ -18,7 +18,10 @@ from tests.support.laptop import Laptop
 def test_versions_ssh_and_hosts_with_private_things_masked(shared_sshd: Sshd, tmp_path: Path) -> None:
     laptop = Laptop(
         tmp_path / "laptop",
-        {"box": shared_sshd.inventory_entry(root=str(tmp_path / "root")), "away": {"ssh": "someone@192.0.2.55:2222"}},
+        {
+            "box": shared_sshd.inventory_entry(root=str(tmp_path / "root")),
+            "away": {"ssh": "someone@192.0.2.55:2222"},
+        },
         environment={
             "HF_TOKEN": "hf_verysecretvalue",
             "ORCH_HOME": str(tmp_path / "laptop" / "home" / "store-hf_verysecretvalue"),
@@ -59,10 +62,14 @@ def test_an_unreachable_host_is_part_of_the_report(tmp_path: Path) -> None:
     assert re.search(r"reachable +no", answer.out)
 
 
-SECRET = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=8, max_size=30).filter(lambda text: not text.isdigit())
+SECRET = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=8, max_size=30).filter(
+    lambda text: not text.isdigit()
+)
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "WANDB_API_KEY", "MY_CREDENTIALS"])
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "WANDB_API_KEY", "MY_CREDENTIALS"]
+)
 @given(SECRET)
 def test_no_value_that_sounds_secret_is_left(name: str, secret: str) -> None:
     record = {"a": [f"x {secret}", {"b": f"https://h/?q={secret}"}], "c": secret}
@@ -80,4 +87,6 @@ def test_no_value_that_sounds_secret_is_left(name: str, secret: str) -> None:
     ],
 )
 def test_what_is_masked_in_a_text(text: str, shown: str) -> None:
-    assert mask(text, {"me": "<user>", "10.0.0.7": "<address>"}, {}).replace("<user>", "<user>") == shown.replace("<user>@", "me@")
+    assert mask(text, {"me": "<user>", "10.0.0.7": "<address>"}, {}).replace(
+        "<user>", "<user>"
+    ) == shown.replace("<user>@", "me@")

@@ -38,15 +38,21 @@ def end_long_ago(host: HostSide, job: str, days: float) -> None:
     folder = host.root / "jobs" / job
     then = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(time.time() - days * DAY_S))
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    (folder / "events.jsonl").write_text("".join(json.dumps({**event, "at": then}) + "\n" for event in events))
+    (folder / "events.jsonl").write_text(
+        "".join(json.dumps({**event, "at": then}) + "\n" for event in events)
+    )
     (folder / "state.json").unlink()
     age(folder, days)
 
 
-def collect(agent: Agent, days: float = 30.0, *, apply: bool = False) -> tuple[dict[str, str], dict[str, str]]:
+def collect(
+    agent: Agent, days: float = 30.0, *, apply: bool = False
+) -> tuple[dict[str, str], dict[str, str]]:
     """({name: kind} that goes, {name: why} that stays)."""
     answer = agent.request("gc", older_than_s=days * DAY_S, apply=apply)
-    return {row["name"]: row["kind"] for row in answer["items"]}, {row["name"]: row["why"] for row in answer["kept"]}
+    return {row["name"]: row["kind"] for row in answer["items"]}, {
+        row["name"]: row["why"] for row in answer["kept"]
+    }
 
 
 def run(host: HostSide, agent: Agent, job: str, line: str = "true", **more: Any) -> None:
@@ -67,7 +73,9 @@ def test_old_jobs_go_and_younger_ones_stay(host: HostSide) -> None:
     goes, stays = collect(agent)
     assert goes == {"old-good": "job", "old-bad": "job"}
     assert stays == {"young": "ended 29.0 days ago"}
-    assert {path.name for path in (host.root / "jobs").iterdir()} == {"old-good", "old-bad", "young"}, "a dry run"
+    assert {path.name for path in (host.root / "jobs").iterdir()} == {"old-good", "old-bad", "young"}, (
+        "a dry run"
+    )
 
     assert collect(agent, apply=True)[0] == goes
     assert {path.name for path in (host.root / "jobs").iterdir()} == {"young"}
@@ -114,11 +122,11 @@ def test_a_retry_that_comes_in_between_wins(host: HostSide) -> None:
     agent = host.agent()
     run(host, agent, JOB)
     end_long_ago(host, JOB, 40)
-    with (host.root / "jobs/job-1/lock").open("r+") as lock:
+    with (host.root / "jobs" / JOB / "lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         goes, stays = collect(agent, apply=True)
     assert (goes, stays) == ({}, {JOB: "somebody took it up just now"})
-    assert (host.root / "jobs/job-1/spec.json").exists()
+    assert (host.root / "jobs" / JOB / "spec.json").exists()
 
 
 def test_releases_uploads_and_overlays(host: HostSide) -> None:
@@ -168,8 +176,8 @@ def test_a_broken_off_run_is_finished_by_the_next(host: HostSide) -> None:
     agent = host.agent()
     run(host, agent, JOB)
     end_long_ago(host, JOB, 40)
-    doomed = host.root / "jobs" / ".gc-job-1-77"
-    (host.root / "jobs/job-1").rename(doomed)
+    doomed = host.root / "jobs" / f".gc-{JOB}-77"
+    (host.root / "jobs" / JOB).rename(doomed)
     assert agent.request("look")["jobs"] == {}
     assert collect(agent, apply=True)[0] == {doomed.name: "leftover"}
     assert not doomed.exists()
@@ -179,8 +187,8 @@ def test_a_link_in_the_jobs_folder_is_not_followed(host: HostSide, tmp_path: Pat
     agent = host.agent()
     run(host, agent, JOB)
     end_long_ago(host, JOB, 40)
-    (host.root / "jobs/job-1").rename(tmp_path / "elsewhere")
-    (host.root / "jobs/job-1").symlink_to(tmp_path / "elsewhere")
+    (host.root / "jobs" / JOB).rename(tmp_path / "elsewhere")
+    (host.root / "jobs" / JOB).symlink_to(tmp_path / "elsewhere")
     goes, stays = collect(agent, apply=True)
     assert (goes, stays[JOB]) == ({}, "is no folder of ours")
     assert (tmp_path / "elsewhere/spec.json").exists()
@@ -195,7 +203,9 @@ def test_the_command(shared_sshd: Any, tmp_path: Path) -> None:
     document = laptop.run("gc", "--older-than", "0s", "--json", expect=0).json
     assert set(document) == {"schema", "apply", "older_than_s", "hosts", "ledger"}
     assert set(document["hosts"][0]) == {"name", "reachable", "error", "items", "kept", "bytes"}
-    assert {frozenset(item) for item in document["hosts"][0]["items"]} == {frozenset({"kind", "name", "bytes", "age_s", "why"})}
+    assert {frozenset(item) for item in document["hosts"][0]["items"]} == {
+        frozenset({"kind", "name", "bytes", "age_s", "why"})
+    }
     assert set(document["ledger"]) == {"path", "bytes", "jobs", "forgotten"}
     told = laptop.run("gc", "--older-than", "0s", expect=0)
     assert job in told.out

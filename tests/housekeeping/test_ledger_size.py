@@ -14,10 +14,21 @@ NOW = datetime(2026, 11, 29, tzinfo=UTC)
 
 
 def view(number: int, **more: object) -> dict[str, object]:
-    return {"id": f"job-{number:05d}", "host": "box", "name": "n", "state": "succeeded", "seq": 1, "created_at": f"2026-01-01T{number:06d}", "steps": [], **more}
+    return {
+        "id": f"job-{number:05d}",
+        "host": "box",
+        "name": "n",
+        "state": "succeeded",
+        "seq": 1,
+        "created_at": f"2026-01-01T{number:06d}",
+        "steps": [],
+        **more,
+    }
 
 
-def test_the_newest_jobs_are_kept_and_no_open_launch_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_jobs_are_kept_and_no_open_launch_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MAX_JOBS", 50)
     monkeypatch.setattr(module, "MAX_RUNS", 20)
     path = tmp_path / "ledger.sqlite3"

@@ -29,7 +29,10 @@ def interpreters() -> dict[str, str]:
     """Promised versions of Python on this machine: on the PATH, or of pyenv."""
     found = {HERE: sys._base_executable}  # type: ignore[attr-defined]
     for version in PROMISED:
-        places = [shutil.which(f"python{version}"), *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))]
+        places = [
+            shutil.which(f"python{version}"),
+            *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")),
+        ]
         for place in places:
             if place and "shims" not in place:
                 found.setdefault(version, place)
@@ -38,8 +41,22 @@ def interpreters() -> dict[str, str]:
 
 def run(*argv: object, **environment: str) -> str:
     """Standard output of a command that must succeed, far from the sources."""
-    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "LANG": "C.UTF-8", "COLUMNS": "120", **environment}
-    done = subprocess.run([*map(str, argv)], capture_output=True, text=True, env=env, cwd="/", stdin=subprocess.DEVNULL, check=False)
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": "/nonexistent",
+        "LANG": "C.UTF-8",
+        "COLUMNS": "120",
+        **environment,
+    }
+    done = subprocess.run(
+        [*map(str, argv)],
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
     assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -48,7 +65,19 @@ def run(*argv: object, **environment: str) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built wheel."""
     folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "pip", "wheel", PROJECT, "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        PROJECT,
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-w",
+        folder,
+    )
     [path] = folder.glob("*.whl")
     return path
 
@@ -56,7 +85,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(python: str, folder: Path, wheel: Path) -> Path:
     """A clean environment with the wheel alone; its bin folder."""
     run(python, "-m", "venv", "--without-pip", folder)
-    run(sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet", "--no-deps", "--no-index", wheel)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        folder / "bin" / "python",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        wheel,
+    )
     return folder / "bin"
 
 
@@ -65,8 +105,17 @@ def test_what_is_in_it(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"orchestrator", "remote_jobs"}
     assert not [name for name in names if re.search(r"__pycache__|\.pyc$|/tests/|\.log$|\.tmp", name)]
-    assert {"remote_jobs/protocol.py", "remote_jobs/agent/supervisor.py", "remote_jobs/steps/extract.py", "orchestrator/cli/main.py"} <= set(names)
-    data = {path.relative_to(PROJECT).as_posix() for path in (PROJECT / "remote_jobs/patches/data").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert {
+        "remote_jobs/protocol.py",
+        "remote_jobs/agent/supervisor.py",
+        "remote_jobs/steps/extract.py",
+        "orchestrator/cli/main.py",
+    } <= set(names)
+    data = {
+        path.relative_to(PROJECT).as_posix()
+        for path in (PROJECT / "remote_jobs/patches/data").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     assert data <= set(names)
 
 
@@ -75,7 +124,9 @@ def test_from_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
     bin_ = environment(sys._base_executable, tmp_path / "env", wheel)  # type: ignore[attr-defined]
     site = Path(run(bin_ / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    assert run(bin_ / "python", "-c", "import orchestrator; print(orchestrator.__path__[0])").startswith(str(tmp_path))
+    assert run(bin_ / "python", "-c", "import orchestrator; print(orchestrator.__path__[0])").startswith(
+        str(tmp_path)
+    )
     assert "Usage: orch" in run(bin_ / "orch", "--help")
     assert run(bin_ / "orch", "--version").startswith("orch 0.")
     log = next(LOG.rglob("*.log"))
@@ -91,7 +142,19 @@ def test_on_every_python_that_is_here(wheel: Path, tmp_path: Path, version: str)
     assert f"Python {version}." in run(bin_ / "python", "--version")
     assert "Usage: orch" in run(bin_ / "orch", "--help")
     site = run(bin_ / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-    run(bin_ / "python", "-W", "error", "-m", "compileall", "-q", "-f", f"{site}/orchestrator", f"{site}/remote_jobs")
+    run(
+        bin_ / "python",
+        "-W",
+        "error",
+        "-m",
+        "compileall",
+        "-q",
+        "-f",
+        f"{site}/orchestrator",
+        f"{site}/remote_jobs",
+    )
     log = next(LOG.rglob("*.log"))
     mine = run(bin_ / "python", "-m", "remote_jobs.logs", log, "--exit-status", "1")
-    assert mine == run(sys.executable, "-m", "remote_jobs.logs", log, "--exit-status", "1", PYTHONPATH=str(PROJECT))
+    assert mine == run(
+        sys.executable, "-m", "remote_jobs.logs", log, "--exit-status", "1", PYTHONPATH=str(PROJECT)
+    )
