@@ -59,7 +59,7 @@ def evaluate(args: argparse.Namespace, flags: list[str], progress: Progress) -> 
                 raise ConfigError(
                     f"{args.draft} has no config.json: --draft takes a checkpoint that train wrote"
                 )
-            prompts = _prompts(args)
+            prompts = _prompts(args, trust_remote_code="--trust-remote-code" in flags)
             if max(map(len, prompts)) + args.max_tokens > model.max_tokens:
                 raise ConfigError(
                     f"--max-tokens {args.max_tokens} is too long: the model ends at {model.max_tokens} tokens"
@@ -233,7 +233,7 @@ def _position(name: str) -> int:
     return int(name.rsplit("_", 1)[1])
 
 
-def _prompts(args: argparse.Namespace) -> list[list[int]]:
+def _prompts(args: argparse.Namespace, *, trust_remote_code: bool) -> list[list[int]]:
     """Token ids of the held-out prompts.
 
     Raises:
@@ -253,7 +253,7 @@ def _prompts(args: argparse.Namespace) -> list[list[int]]:
     else:
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=True)
+        tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=trust_remote_code)
         prompts = []
         for prompt in read_prompts(path):
             end = next(index for index, turn in enumerate(prompt.turns) if turn["role"] == "user") + 1

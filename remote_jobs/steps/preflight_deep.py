@@ -74,7 +74,7 @@ def run(request: Mapping[str, Any], folder: str) -> dict[str, Any]:
     cut = cut_model(source, model)
     backend = backends.resolve(str(params.get("backend") or "auto"))[0] if uses == "extract" else "vllm"
     if backend == "transformers":
-        made = random_weights(model, LIMIT_S / 2)
+        made = random_weights(model, LIMIT_S / 2, trust_remote_code=bool(params.get("trust_remote_code")))
         if made:
             return _row(
                 "fail",
@@ -193,18 +193,19 @@ def cut_model(source: str, target: str) -> dict[str, Any]:
 RANDOM_WEIGHTS = """
 import sys, torch
 from transformers import AutoConfig, AutoModelForCausalLM
-config = AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)
+trusted = sys.argv[2] == "trusted"
+config = AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=trusted)
 torch.manual_seed(0)
-model = AutoModelForCausalLM.from_config(config, trust_remote_code=True, dtype=getattr(config, "dtype", None) or torch.bfloat16)
+model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted, dtype=getattr(config, "dtype", None) or torch.bfloat16)
 model.save_pretrained(sys.argv[1])
 """
 
 
-def random_weights(folder: str, limit_s: float) -> str:
+def random_weights(folder: str, limit_s: float, *, trust_remote_code: bool) -> str:
     """Give the cut model real files of random weights: the reference backend knows no dummy loader. '' when done."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", RANDOM_WEIGHTS, folder],
+            [sys.executable, "-c", RANDOM_WEIGHTS, folder, "trusted" if trust_remote_code else ""],
             capture_output=True,
             text=True,
             timeout=limit_s,

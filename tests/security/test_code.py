@@ -22,7 +22,6 @@ CALLS = {
 }  # fmt: skip
 NAMES = {"AutoAddPolicy", "WarningPolicy", "extractall"}
 SHELL = {"orchestrator/hosts/sockets.py": "ProxyCommand: ssh_config(5) says that it is a line for the user's own shell"}
-MODEL_CODE = {"remote_jobs/steps/evaluate.py": "the tokenizer of a checkpoint whose code the served model runs already"}
 OWN = {"yaml.load": "orchestrator/core/yaml.py is our own module: ruamel.yaml's safe loader"}
 
 
@@ -53,7 +52,7 @@ def faults(tree: ast.AST, place: str) -> Iterator[str]:
                 yield f"line {node.lineno}: verify=False"
             if called == "torch.load" and not (isinstance(words.get("weights_only"), ast.Constant) and words["weights_only"].value is True):  # type: ignore[union-attr]
                 yield f"line {node.lineno}: torch.load without weights_only=True"
-            if called.endswith("from_pretrained") and isinstance(words.get("trust_remote_code"), ast.Constant) and words["trust_remote_code"].value and place not in MODEL_CODE:  # type: ignore[union-attr]
+            if called.endswith("from_pretrained") and isinstance(words.get("trust_remote_code"), ast.Constant) and words["trust_remote_code"].value:  # type: ignore[union-attr]
                 yield f"line {node.lineno}: trust_remote_code=True"
 
 
