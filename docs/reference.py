@@ -8,6 +8,7 @@ tests/api fails when one differs from the program.
 
 from __future__ import annotations
 
+import enum
 import inspect
 import json
 import sys
@@ -104,6 +105,10 @@ def option_names(item: Any) -> str:
 def help_of(item: Any) -> str:
     """Its help, its default and its variable."""
     words = [" ".join((item.help or "").split())]
+    kind = item.type_descriptor.annotation
+    choices = [str(choice.value) for choice in kind] if inspect.isclass(kind) and issubclass(kind, enum.Enum) else []
+    if any(choice not in words[0] for choice in choices):
+        words.append("One of " + ", ".join(f"`{choice}`" for choice in choices) + ".")
     if item.param_type_name == "option" and not item.is_flag and item.default not in (None, (), [], "") and item.show_default:
         words.append(f"Default: `{item.default}`.")
     variables = [item.envvar] if isinstance(item.envvar, str) else list(item.envvar or [])

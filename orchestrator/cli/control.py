@@ -90,6 +90,6 @@ def retry(
         if watch:
             from orchestrator.cli.watch import watch_jobs
 
-            code = watch_jobs(session, [found])
+            code = watch_jobs(session, [found], aside=as_json)
             if code:
                 raise typer.Exit(code)

@@ -114,7 +114,7 @@ def launch(
         if watch:
             from orchestrator.cli.watch import watch_jobs
 
-            code = watch_jobs(session, [FoundJob(one.job, one.host) for one in answers])
+            code = watch_jobs(session, [FoundJob(one.job, one.host) for one in answers], aside=as_json)
             if code:
                 raise typer.Exit(code)
 

@@ -154,7 +154,7 @@ def seconds(text: str | None, option: str) -> float | None:
         return duration_s(float(text) if text.replace(".", "", 1).isdigit() else text)
     except ValueError as error:  # pydantic's custom error is one
         raise UsageError(
-            f"{option} {text!r} is not a time", "write seconds, or 90s, 30m, 1h30m, 2d"
+            f"{option} {text!r} is not a time up to 366 days", "write seconds, or 90s, 30m, 1h30m, 2d"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from orchestrator.ui.changes import Change, host_change, job_changes
@@ -17,19 +18,19 @@ if TYPE_CHECKING:
 CHECK_EVERY_S = 3600.0
 
 
-def run_plain(session: Session, watching: Watch) -> int:
+def run_plain(session: Session, watching: Watch, write: Callable[[str], None] = out) -> int:
     """Print changes until everything watched has ended; the exit status."""
     skewed: set[str] = set()
     broken: set[str] = set()
     while not watching.done():
         for update in watching.next(CHECK_EVERY_S):
             for change in _changes(session, watching, update, broken):
-                out(change.line())
+                write(change.line())
         for host in watching.view.hosts.values():
             words = skew_words(host.skew_s)
             if words and host.name not in skewed:
                 skewed.add(host.name)
-                out(host_change(host.name, words, Moment(session.now())).line())
+                write(host_change(host.name, words, Moment(session.now())).line())
     if not watching.view.jobs and watching.all:
         session.say("orch: nothing runs; start something with: orch launch PLAN")
     return watching.exit_status()

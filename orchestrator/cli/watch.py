@@ -90,13 +90,17 @@ def watch_jobs(
     interval_s: float | None = None,
     until: Until | None = None,
     tell: bool = False,
+    aside: bool = False,
 ) -> int:
-    """Watch these jobs (none: all that are active), live where a person looks; the exit status."""
+    """Watch these jobs (none: all that are active), live where a person looks; the exit status.
+
+    With ``aside`` dated lines go to stderr: stdout holds a document that a program reads.
+    """
     from orchestrator.cli.memory import share_memory_pools
     from orchestrator.services.attend import AttentiveWatch
-    from orchestrator.ui.console import is_terminal
+    from orchestrator.ui.console import is_terminal, out, say
 
-    live = not plain and not _under_ci() and is_terminal(sys.stdout) and is_terminal(sys.stdin)
+    live = not plain and not aside and not _under_ci() and is_terminal(sys.stdout) and is_terminal(sys.stdin)
     watch = AttentiveWatch(session, jobs, host=host, interval_s=interval_s, live=live, until=until, tell=tell)
     share_memory_pools()
     with watch as watching:
@@ -106,7 +110,7 @@ def watch_jobs(
             return run_live(session, watching)
         from orchestrator.cli.plain import run_plain
 
-        return run_plain(session, watching)
+        return run_plain(session, watching, say if aside else out)
 
 
 def _under_ci() -> bool:

@@ -121,7 +121,7 @@ class UserAuth(AuthStrategy):  # type: ignore[misc]  # paramiko is untyped
         if self._unanswered:
             raise AuthRefused(f"{message}. {self._unanswered}", NO_TERMINAL_HINT, host=self.host)
         raise AuthRefused(
-            message, f"see what ssh does with: ssh -v {self.resolved.asked} true", host=self.host
+            message, f"see what ssh does with: ssh -v {self.resolved.typed} true", host=self.host
         )
 
     def _attempt(

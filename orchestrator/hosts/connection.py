@@ -308,7 +308,7 @@ class Connection:
                         raise HostError(
                             f"{self.host}: the server refuses to run commands for {self.chain[-1].user}",
                             "the account may be restricted (ForceCommand, nologin); try: ssh "
-                            f"{self.chain[-1].asked} true",
+                            f"{self.chain[-1].typed} true",
                             host=self.host,
                         ) from error
                     raise

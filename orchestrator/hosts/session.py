@@ -137,7 +137,7 @@ class Session:
         if code == "no_python":
             return NoPython(
                 f"{self.host}: no Python 3.8 or newer on the host (seen: {seen})",
-                "install python3 there, or name one: `agent_python: /path/to/python3` in the inventory",
+                "install python3 there, or say where one is: `agent_python: /path/to/python3` in the inventory",
                 host=self.host,
             )
         if code == "disk_full":

@@ -12,6 +12,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -83,6 +84,11 @@ class ResolvedHost:
         """``user@host`` or ``user@host:port``, for messages."""
         host = f"[{self.hostname}]" if ":" in self.hostname else self.hostname
         return f"{self.user}@{host}" + ("" if self.port == DEFAULT_PORT else f":{self.port}")
+
+    @property
+    def typed(self) -> str:
+        """What a person types after ``ssh`` to reach the same host; ssh itself knows no ``user@host:port``."""
+        return shlex.quote(self.asked if parse_destination(self.asked).port is None else f"ssh://{self.label}")
 
     @property
     def dead_after_s(self) -> int:

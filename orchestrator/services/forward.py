@@ -67,11 +67,14 @@ def find(
     if step is None and len(chosen) > 1:  # those that are over cannot be meant
         chosen = [item for item in chosen if states[item["name"]]["state"] not in _SERVICE_OVER] or chosen
     if len(chosen) != 1:
-        names = ", ".join(str(item["name"]) for item in chosen) or "none"
-        raise UsageError(
-            f"job {job.id} has {'several services' if chosen else 'no such service'}: {names}",
-            "say which: orch forward JOB --step STEP, or name the port: orch forward JOB PORT",
-        )
+        names = ", ".join(str(item["name"]) for item in chosen or services)
+        if chosen:
+            seen, hint = f"has several services: {names}", "say which: orch forward JOB --step STEP, or name the port"
+        elif services:
+            seen, hint = f"has no service {step!r}", f"services: {names}; or name the port"
+        else:
+            seen, hint = "has no service", "name the port"
+        raise UsageError(f"job {job.id} {seen}", f"{hint}: orch forward JOB PORT")
     found = port or service_port(chosen[0], states[chosen[0]["name"]])
     if found is None:
         raise UsageError(

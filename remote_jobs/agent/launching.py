@@ -288,7 +288,7 @@ def post_control(
     if action == "stop" and final:
         return {"acknowledged": True, "seq": state.get("seq"), "state": state, "already": name}
     if action == "retry" and name == "succeeded":
-        raise AgentError("bad_request", "job {} succeeded: nothing to retry".format(job_id), "launch it again with --new")
+        raise AgentError("bad_request", "job {} succeeded: nothing to retry".format(job_id), "start it anew with: orch launch PLAN")
     if action == "retry" and name in ("running", "stopping", "gated", "queued") and jobs[job_id]["alive"]:
         raise AgentError(
             "bad_request", "job {} is {}: a retry needs an ended, lost or waiting job".format(job_id, name),

@@ -78,7 +78,7 @@ def probe(layout: Layout) -> Dict[str, Any]:
             "shm_bytes": (_disk(SHM) or {}).get("total_bytes"),
             "cpu_count": os.cpu_count(),
             "mem_bytes": _memory_bytes(),
-            "slurm": shutil.which("sbatch") is not None,
+            "slurm": _slurm(),
             "tools": {name: shutil.which(name) for name in ("py-spy", "systemd-run", "rsync", "tmux")},
             "logind": {"kill_user_processes": logind.kills_user_processes(), "linger": logind.lingers()},
             "limits": {"nofile": list(resource.getrlimit(resource.RLIMIT_NOFILE))},
@@ -123,6 +123,22 @@ def _gpus() -> Optional[List[str]]:
         if done.returncode == 0:
             return [line.strip() for line in done.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
     return None
+
+
+def _slurm() -> bool:
+    """True when sbatch is there and belongs to a cluster; Debian installs it with packages that only may use one.
+
+    `scontrol version` asks nobody, but needs the cluster's configuration. No answer in time is not a no.
+    """
+    if shutil.which("sbatch") is None:
+        return False
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            ["scontrol", "version"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=10, check=False,
+        )  # fmt: skip
+        return done.returncode == 0 or b"configuration source" not in done.stderr
+    return True
 
 
 def _interesting_paths(layout: Layout) -> List[str]:
