@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -179,4 +180,7 @@ def init(
         out(line)
     for path in answer["written"]:
         out(f"wrote {path}")
-    out(f"next: orch preflight {answer['plan']} && orch launch {answer['plan']} --watch")
+    plan, there = Path(answer["plan"]), ""
+    if directory.resolve() != Path.cwd():  # the inventory is looked for where orch is started
+        plan, there = plan.relative_to(directory), f"cd {shlex.quote(str(directory))} && "
+    out(f"next: {there}orch preflight {plan} && orch launch {plan} --watch")

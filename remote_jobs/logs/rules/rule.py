@@ -62,7 +62,7 @@ CLASSES: Dict[str, Tuple[str, str]] = {
     "device_assert": (AFTER_CHANGE, "A kernel refused its input or touched wrong memory: run with CUDA_LAUNCH_BLOCKING=1; look for token or label ids beyond the table."),
     "numerical": (AFTER_CHANGE, "Numbers became NaN or infinite: lower the learning rate, clip gradients, use bf16, check the data, and resume from an earlier checkpoint."),
     "waiting_for_input": (AFTER_CHANGE, "The program asks a question that nobody can answer: pass the flag or variable that answers it."),
-    "unknown": (YES, "No rule knows this; read the lines shown."),
+    "unknown": (YES, "No rule knows this: read the end of the log."),
 }
 """Failure class -> (default retry advice, what to do)."""
 
