@@ -144,7 +144,7 @@ def report(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Where to write it. Default: JOB.html here.", show_default=False),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the FILE of -o if it is there; JOB.html always is.")] = False,
     host: HostOption = None,
     inventory: InventoryOption = None,
 ) -> None:

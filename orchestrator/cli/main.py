@@ -5,6 +5,7 @@ Must import nothing but the standard library at the top, and little of that: `or
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,9 @@ INTERNAL = 70
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the result is the exit status."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by who started us (`>&-`): no other file may take its number
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     args = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in (args[: args.index("--")] if "--" in args else args)
     try:
@@ -53,8 +57,15 @@ def _report(error: BaseException, *, as_json: bool) -> int:
     """Say what went wrong (as JSON too where asked); the exit status."""
     import typer
 
-    from orchestrator.core.errors import Interrupted, OrchError, UsageError
+    from orchestrator.core.errors import Interrupted, LocalError, OrchError, UsageError
 
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError as gone:
+        error = gone
+    except OSError as full:  # what waits in the buffer would fail again, at the next word and at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        error = full
     if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
         # The reader of our output has gone (`| head`): end quietly, and let no flush at exit complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -67,6 +78,9 @@ def _report(error: BaseException, *, as_json: bool) -> int:
         return int(error.exit_code)
     elif isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        what = error.filename or "the output"
+        error = LocalError(f"{what} cannot be written: {error.strerror}", "jobs on hosts are not affected")
     if isinstance(error, OrchError):
         _print(error, as_json=as_json)
         return error.exit_status

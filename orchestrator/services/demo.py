@@ -14,6 +14,7 @@ import getpass
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -318,6 +319,8 @@ def _explain_keep(stage: Stage) -> None:
     tell, env = stage.tell, stage.env
     tell("")
     tell("The host stays up. To play with it:")
+    if shutil.which("orch") is None:  # started as .venv/bin/orch, by `make demo` for one
+        tell(f"  export PATH={shlex.quote(str(Path(sys.argv[0]).resolve().parent))}:$PATH")
     for name in ("ORCH_INVENTORY", "ORCH_HOME"):
         tell(f"  export {name}={shlex.quote(env[name])}")
     tell("  orch hosts check")

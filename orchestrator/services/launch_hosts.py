@@ -102,7 +102,7 @@ def launch_any(
                     f"type the same command again: {name} is asked first (--new would start another job)"
                 )
                 raise
-            reason = error.message
+            reason = error.message.removeprefix(f"{name}: ")
         seen[name] = reason
         session.say(f"orch: {name} is passed over: {reason}")
     lines = "".join(f"\n  {name}: {reason}" for name, reason in seen.items())

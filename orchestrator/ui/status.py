@@ -102,7 +102,8 @@ def host_lines(hosts: Sequence[Json]) -> list[Text]:
         name = one_line(str(host.get("name")))
         error: Any = host.get("error")
         if error:
-            lines.append(Text(f"{name}: {one_line(str(error.get('message')))}", "red"))
+            said = one_line(str(error.get("message")))  # most begin with the host's name
+            lines.append(Text(said if said.startswith(f"{name}: ") else f"{name}: {said}", "red"))
             if error.get("hint"):
                 lines.append(Text(f"  {one_line(str(error['hint']))}"))
         words = skew_words(host.get("skew_s"))

@@ -19,7 +19,8 @@ def gc_lines(answer: Json) -> list[str]:
     for host in answer["hosts"]:
         name = one_line(str(host["name"]))
         if host["error"]:
-            lines.append(f"{name}: {one_line(str(host['error'].get('message')))}")
+            said = one_line(str(host["error"].get("message")))  # most begin with the host's name
+            lines.append(said if said.startswith(f"{name}: ") else f"{name}: {said}")
             continue
         items: Sequence[Json] = host["items"]
         total, count = total + host["bytes"], count + len(items)

@@ -131,7 +131,7 @@ class Collector:
             elif needed is None:
                 self._keep("release", name, "a job cannot be read, and it may need this release")
             elif name not in needed and path not in self._words:
-                self._take("release", name, path, age_s, "no job was launched with it")
+                self._take("release", name, path, age_s, "no job that stays was launched with it")
 
     def _own_path(self) -> str:
         return os.path.join(self.layout.releases, self._own_release or "-")

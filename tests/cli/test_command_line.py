@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -237,3 +238,14 @@ def test_a_bug_of_ours_is_called_that(capsys: pytest.CaptureFixture[str], monkey
     assert json.loads(out)["error"]["code"] == "internal"
     assert "a bug in orch" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("closing", "status", "said"),
+    [(">/dev/full", 2, "orch: the output cannot be written: No space left on device"), (">&-", 0, ""), (">&- 2>&- <&-", 0, "")],
+)
+def test_an_output_that_takes_nothing_is_no_traceback(closing: str, status: int, said: str) -> None:
+    """A full disk behind `>`, and streams that whoever started orch has closed (cron, a daemon)."""
+    command = f"{shlex.quote(ORCH)} explain {os.devnull} {closing}"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert (done.returncode, done.stderr.split("\n")[0]) == (status, said)
