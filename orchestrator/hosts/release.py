@@ -182,7 +182,9 @@ def bootstrap(release: Release, root: str, agent_python: str | None) -> str:
             f'case "$v" in 3??) [ "$v" -ge 308 ] && exec "$p" -I -S -c "{BECOME_LOADER}" {loader} {arguments}',
             'v=${v#3}; S="$S $p is 3.${v#0}," ;; 2??) S="$S $p is 2," ;; esac; done',
             r'printf "{\"error\":\"no_python\",\"seen\":\"%s\"}\n" '
-            + ('"${S:-nothing where agent_python points}"' if agent_python else '"${S:-nothing on the PATH}"'),
+            + (
+                '"${S:-nothing where agent_python points}"' if agent_python else '"${S:-nothing on the PATH}"'
+            ),
             "exit 3",
         ]
     )

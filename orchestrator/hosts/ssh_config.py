@@ -88,7 +88,9 @@ class ResolvedHost:
     @property
     def typed(self) -> str:
         """What a person types after ``ssh`` to reach the same host; ssh itself knows no ``user@host:port``."""
-        return shlex.quote(self.asked if parse_destination(self.asked).port is None else f"ssh://{self.label}")
+        return shlex.quote(
+            self.asked if parse_destination(self.asked).port is None else f"ssh://{self.label}"
+        )
 
     @property
     def dead_after_s(self) -> int:

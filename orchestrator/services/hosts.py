@@ -132,7 +132,10 @@ def judge(facts: dict[str, Any], host: Host, skew_s: float | None) -> list[dict[
         )
     elif not facts.get("slurm") and host.scheduler == "slurm":
         add(
-            "scheduler", "fail", "the inventory says slurm, and there is no sbatch, or no cluster that it knows", "set `scheduler: direct`"
+            "scheduler",
+            "fail",
+            "the inventory says slurm, and there is no sbatch, or no cluster that it knows",
+            "set `scheduler: direct`",
         )
     for warning in facts.get("warnings") or []:
         if not any(warning in check["found"] for check in checks):
