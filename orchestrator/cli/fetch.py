@@ -67,6 +67,12 @@ def fetch(
         say(f"orch: {plural(len(answer['links']), 'link')} not followed: {names}")
     for item in answer["skipped"]:
         say(f"orch: not fetched: {one_line(item['path'])}: {one_line(item['reason'])}")
+    if what is What.OUTPUTS and not any(
+        answer[kind] for kind in ("fetched", "unchanged", "links", "skipped")
+    ):
+        say(
+            "orch: no file found: outputs are what lies in $ORCH_OUTPUT, <workdir>/<step> unless the step's `output:` names another"
+        )
     if not as_json:
         fetched, same = answer["fetched"], answer["unchanged"]
         out(

@@ -149,9 +149,10 @@ workdir: ~/orch-first        # made when missing; every step runs in it
 steps:
   - name: count
     run: |
+      mkdir -p "$ORCH_OUTPUT"       # what lies there is what `orch fetch` brings
       for i in $(seq 20); do
         echo "::orch {{\\"phase\\": \\"count\\", \\"state\\": \\"progress\\", \\"done\\": $i, \\"total\\": 20}}"
-        echo "line $i" >> lines.txt
+        echo "line $i" >> "$ORCH_OUTPUT/lines.txt"
         sleep 1
       done
     # gpus: {gpus or 1}                 # claim that many GPUs, and start only when they are clean

@@ -485,7 +485,7 @@ def test_init_writes_what_runs_and_never_overwrites(host: Host, tmp_path: Path) 
     plan.write_text(plan.read_text().replace("seq 20", "seq 2").replace("sleep 1", "true").replace("~/orch-first", str(tmp_path / "first")))
     job = laptop.launch(plan)
     laptop.run("wait", job, expect=0)
-    assert (tmp_path / "first" / "lines.txt").read_text() == "line 1\nline 2\n"
+    assert (tmp_path / "first" / "count" / "lines.txt").read_text() == "line 1\nline 2\n"
 
 
 def test_an_unreachable_host_is_3_with_what_was_known(host: Host, tmp_path: Path) -> None:
