@@ -25,6 +25,7 @@ from orchestrator.services.look import job_view, remember
 from orchestrator.services.secrets import resolve_secrets
 from orchestrator.services.times import iso
 from orchestrator.services.upload import HashedFile, Progress, hash_file, upload
+from remote_jobs.protocol import JOB_TERMINAL
 
 if TYPE_CHECKING:
     from orchestrator.core.plan import LoadedPlan
@@ -234,6 +235,23 @@ def load_for(
     return loaded, [name]
 
 
+def _tell_of_twin(session: Session, spec: dict[str, Any], host: str) -> None:
+    """Two jobs of one plan share a workdir: that is allowed, and said."""
+    for row in session.ledger.jobs(host):
+        state = str((row.view or {}).get("state"))
+        if (
+            row.confirmed
+            and row.plan_sha256 == spec["plan_sha256"]
+            and row.view
+            and state not in JOB_TERMINAL
+        ):
+            session.say(
+                f"orch: {row.id} of this very plan was {state} when last seen, with the same workdir; this starts another "
+                f"(orch status {row.id}; --new says it is meant)"
+            )
+            return
+
+
 def prepare(
     session: Session, loaded: LoadedPlan, host: str, wanted: Wanted, only: Sequence[int] | None = None
 ) -> Prepared:
@@ -265,6 +283,8 @@ def prepare(
             name=loaded.plan.name,
             created_at=spec["created_at"],
         )
+        if not wanted.new:
+            _tell_of_twin(session, spec, host)
     return Prepared(loaded, host, spec, prepared.files, secrets, intent is not None)
 
 

@@ -447,6 +447,19 @@ def test_files_go_up_once_and_are_verified(host: Host) -> None:
     assert {path.name: path.stat().st_ino for path in (host.root / "blobs").iterdir()} == blobs
 
 
+def test_a_second_job_of_a_plan_that_still_runs_is_said(host: Host) -> None:
+    plan, _ = host.plan({"name": "work", "run": "sleep 300"})
+    first = host.start(plan)
+    again = host.quick("launch", plan, expect=0)
+    assert again.out.strip() != first
+    assert f"{first} of this very plan was" in again.err
+    meant = host.quick("launch", plan, "--new", expect=0)
+    assert first not in meant.err
+    for job in (first, again.out.strip(), meant.out.strip()):
+        host.quick("stop", job, "--wait", expect=0)
+    assert "of this very plan" not in host.quick("launch", plan, "--set", "work.run='true'", expect=0).err
+
+
 def test_secrets_reach_the_process_and_nothing_else(host: Host) -> None:
     host.laptop.environment["MY_TOKEN"] = "s3cr3t-of-the-test"
     try:
