@@ -16,6 +16,7 @@ import pytest
 from remote_jobs.steps.extraction.errors import ConfigError
 from remote_jobs.steps.extraction.model import read_model
 from remote_jobs.steps.vocab_map import check_map, file_sha256
+from tests.support.memory import measured, peak_mib
 
 SCRIPT = Path(__file__).parents[2] / "remote_jobs" / "steps" / "vocab_map.py"
 SPECIAL = [0, 1, 2, 299]
@@ -41,13 +42,6 @@ def make_model(folder: Path, vocabulary: int) -> Path:
     decoder = {"added_tokens_decoder": {"299": {"content": "<late>"}}}
     (folder / "tokenizer_config.json").write_text(json.dumps(decoder))
     return folder
-
-
-# Runs a program as its only child and prints that one's peak memory in KiB, whatever the test run's children took.
-MEASURE = (
-    "import resource, subprocess, sys; status = subprocess.run(sys.argv[1:]).returncode; "
-    "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(status)"
-)
 
 
 def command(model: Path, dataset: Path, *arguments: object) -> list[str]:
@@ -152,8 +146,7 @@ def test_two_million_tokens_in_a_second_and_little_memory(tmp_path: Path) -> Non
             ids = np.minimum(rng.zipf(1.3, 2100), 163_000).tolist()
             stream.write(json.dumps({"input_ids": ids, "loss_mask": [0] * 100 + [1] * 2000}) + "\n")
     started = time.monotonic()
-    argv = [sys.executable, "-c", MEASURE, *command(model, dataset, "--draft-vocab-size", 32_000)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    argv = measured(tmp_path / "peak", command(model, dataset, "--draft-vocab-size", 32_000))
+    subprocess.run(argv, capture_output=True, check=True)
     assert time.monotonic() - started < 15
-    peak_mib = int(done.stdout.splitlines()[-1]) / 1024
-    assert peak_mib < 400
+    assert peak_mib(tmp_path / "peak") < 400

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import time
@@ -10,6 +9,7 @@ import time
 import pytest
 
 from tests.support.laptop import ORCH, Laptop
+from tests.support.memory import measured, peak_mib
 from tests.support.waiting import PATIENCE
 
 LIMIT_MIB = 600
@@ -20,17 +20,13 @@ def peak(evil: Laptop, mode: str) -> tuple[int, float, str]:
     """(exit status, MiB at most, what was said) of `orch status` on a host that lies in this way."""
     environment = {**evil.environment, "ORCH_EVIL": mode}
     began = time.monotonic()
-    process = subprocess.Popen(
-        [ORCH, "status"], cwd=evil.folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, start_new_session=True,
+    note = evil.folder / "peak"
+    done = subprocess.run(
+        measured(note, [ORCH, "status"]), cwd=evil.folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+        check=False, start_new_session=True,
     )  # fmt: skip
-    assert process.stdout is not None
-    said = process.stdout.read().decode()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    process.stdout.close()
     assert time.monotonic() - began < 40 * PATIENCE
-    return process.returncode, usage.ru_maxrss / 1024, said
+    return done.returncode, peak_mib(note), (done.stdout + done.stderr).decode()
 
 
 MODES = {
