@@ -40,6 +40,10 @@ class Usage:
     host_cpu_s: float
 
 
+FIRST_PORT = 2200
+"""Below the ports that connections get by themselves: those of earlier contestants may still hold one."""
+
+
 class Arena:
     """Context manager. Everything that was started is ended at its end, by pid."""
 
@@ -63,7 +67,8 @@ class Arena:
             if contestant.slug not in self._hosts:
                 folder = self.folder / contestant.slug / "sshd"
                 folder.mkdir(parents=True)
-                server = Sshd(folder, address=self.wan.far_address, command_prefix=self.wan.far)
+                port = FIRST_PORT + len(self._hosts)
+                server = Sshd(folder, address=self.wan.far_address, command_prefix=self.wan.far, port=port)
                 self._hosts[contestant.slug] = self._stack.enter_context(server)
             return self._hosts[contestant.slug]
 
