@@ -142,6 +142,25 @@ class ChannelStream:
         return None
 
 
+class _JumpSocket:
+    """A jump host's channel, as the socket of the next hop's transport.
+
+    That transport closes it from its own thread, also when the jump host is gone: what the closing then cannot send is no
+    news, and would be printed as an unhandled exception of a thread.
+    """
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def close(self) -> None:
+        """Close the channel as far as that is possible."""
+        with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
+            self._channel.close()
+
+
 class ChannelTunnel:
     """A `direct-tcpip` channel as `orchestrator.hosts.forward.Tunnel`."""
 
@@ -272,7 +291,7 @@ class Connection:
 
     @staticmethod
     def _make_transport(sock: Any, resolved: ResolvedHost, trust: HostTrust) -> paramiko.Transport:
-        transport = _Transport(sock)
+        transport = _Transport(_JumpSocket(sock) if isinstance(sock, paramiko.Channel) else sock)
         transport.offer(trust)
         transport.banner_timeout = transport.handshake_timeout = resolved.connect_timeout_s
         transport.channel_timeout = CHANNEL_TIMEOUT_S
@@ -326,7 +345,9 @@ class Connection:
         with mapped(self.host, "forwarding a port"):
             try:
                 return ChannelTunnel(
-                    transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=timeout_s)
+                    transport.open_channel(
+                        "direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=timeout_s
+                    )
                 )
             except paramiko.ChannelException as error:
                 forbidden = error.code == 1  # RFC 4254, 5.1: administratively prohibited
