@@ -23,6 +23,7 @@ from typing import Self
 import psutil
 
 from bench.peers.contestants import HERE, Contestant
+from bench.stand import cpu_s
 from tests.netem import Wan
 from tests.sshd.server import Sshd
 from tests.support.jobdir import alive, environment, kill, pids
@@ -104,7 +105,7 @@ class Arena:
         """The counters now; the payload's own CPU is nobody's."""
         host = [pid for pid in self.host_pids(contestant) if pid != payload]
         return Usage(
-            time.monotonic(), self.host(contestant).connections(), _cpu_s(self.laptop_pids(contestant)), _cpu_s(host)
+            time.monotonic(), self.host(contestant).connections(), cpu_s(self.laptop_pids(contestant)), cpu_s(host)
         )
 
     def end(self, contestant: Contestant, *, host_too: bool) -> None:
@@ -132,16 +133,6 @@ class Arena:
                 kill(pid)
             if not left:
                 return
-
-
-def _cpu_s(processes: list[int]) -> float:
-    """CPU of live processes and of the children that they have reaped, in s."""
-    total = 0.0
-    for pid in processes:
-        with contextlib.suppress(psutil.Error):
-            times = psutil.Process(pid).cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
-    return total
 
 
 class Drive:

@@ -10,7 +10,6 @@ import contextlib
 import os
 import stat
 import time
-import uuid
 from typing import Any, Dict, List, Mapping
 
 from remote_jobs import protocol
@@ -27,7 +26,7 @@ def post(job: JobDir, action: str, args: Mapping[str, Any], key: str = "") -> st
     Raises:
         OSError: not written (disk full ...); the supervisor never sees half of it.
     """
-    request_id = "{:.6f}-{}-{}".format(time.time(), action, key if key.isalnum() else uuid.uuid4().hex[:12])
+    request_id = "{:.6f}-{}-{}".format(time.time(), action, key if key.isalnum() else os.urandom(6).hex())
     os.makedirs(_folder(job), mode=0o700, exist_ok=True)
     record = {"v": protocol.VERSION, "id": request_id, "action": action, "args": dict(args)}
     write_json(os.path.join(_folder(job), request_id + ".json"), record)

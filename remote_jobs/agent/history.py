@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import time
-from statistics import median
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from remote_jobs import protocol
@@ -143,6 +142,13 @@ class ForecastKeeper:
                 )
 
 
+def _median(values: List[float]) -> float:
+    # Here: it brings decimal and fractions, for which every start of a supervisor would pay.
+    from statistics import median
+
+    return float(median(values))
+
+
 def usual_s(rows: Sequence[Mapping[str, Any]], spec: protocol.JobSpec, step: protocol.StepSpec) -> Optional[float]:
     """Median duration of this step's successful attempts on this host: of this plan first, else of this model."""
     good = [row for row in rows if row.get("state") == "succeeded" and row.get("took_s")]
@@ -154,7 +160,7 @@ def usual_s(rows: Sequence[Mapping[str, Any]], spec: protocol.JobSpec, step: pro
     ]
     same_model = [row["took_s"] for row in good if uses and row.get("uses") == uses and row.get("model") == model]
     chosen = (same_plan or same_model)[-_NEWEST:]
-    return float(median(chosen)) if chosen else None
+    return _median(chosen) if chosen else None
 
 
 def _of_this_kind(rows: Sequence[Mapping[str, Any]], step: protocol.StepSpec) -> List[Mapping[str, Any]]:
@@ -186,7 +192,7 @@ def usual_phases(rows: Sequence[Mapping[str, Any]], step: protocol.StepSpec) -> 
     for row in _of_this_kind(rows, step):
         for name, took_s in (row.get("phases") or {}).items():
             found.setdefault(name, []).append(float(took_s))
-    return {name: float(median(values[-_NEWEST:])) for name, values in found.items()}
+    return {name: _median(values[-_NEWEST:]) for name, values in found.items()}
 
 
 def job_eta(

@@ -13,7 +13,6 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from dataclasses import dataclass
 from typing import IO, Dict, Iterable, List, Optional, Sequence
@@ -56,6 +55,8 @@ def run_smi(arguments: Sequence[str] = ("-q", "-x"), timeout_s: float = TIMEOUT_
     path = find_smi()
     if path is None:
         return "nvidia-smi: command not found"
+    import tempfile  # here: side tasks need it, and every start of a supervisor would pay for it
+
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             child = subprocess.Popen(
