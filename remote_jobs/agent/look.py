@@ -133,10 +133,11 @@ class Looker:
         """
         found: Dict[str, Any] = {}
         unreadable: Dict[str, str] = {}
+        table = procs.Snapshot() if processes else None
         for job_id in self._ids(ids):
             try:
                 job = self.layout.job(job_id)
-                answer = self._ended_answer(job) or self._job(job, processes=processes)
+                answer = self._ended_answer(job) or self._job(job, table)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
                 unreadable[job_id] = str(exc) or type(exc).__name__
                 continue
@@ -161,7 +162,7 @@ class Looker:
         del self._ended[job.id]
         return None
 
-    def _job(self, job: JobDir, *, processes: bool) -> Optional[Dict[str, Any]]:
+    def _job(self, job: JobDir, table: Optional[procs.Snapshot]) -> Optional[Dict[str, Any]]:
         if not os.path.isdir(job.path):
             return None
         if not os.path.exists(job.spec_path):
@@ -188,8 +189,8 @@ class Looker:
                 self._ended[job.id] = (os.stat(job.state_path).st_mtime, answer)
         elif spec.slurm is not None:
             self._in_slurm(job, state, answer, held=alive)
-            if alive and processes:
-                self._add_processes(job, state)
+            if alive and table is not None:
+                self._add_processes(job, state, table)
         elif not alive:
             if state["seq"] == 0 and time.time() - os.stat(job.spec_path).st_mtime < _STATE_GRACE_S:
                 answer["unfinished"] = True  # its supervisor is just being started
@@ -199,8 +200,8 @@ class Looker:
                 state["notes"] = [*state.get("notes", []), {"at": None, "text": "seen from another machine"}]
             else:
                 answer["lost"] = self._lost(job, spec, state)
-        elif processes:
-            self._add_processes(job, state)
+        elif table is not None:
+            self._add_processes(job, state, table)
         return answer
 
     @staticmethod
@@ -289,14 +290,14 @@ class Looker:
         rows = procs.CpuMeter().rows(left[:50], time.monotonic())
         return {"reason": reason, "main_alive": main_alive, "boot_changed": booted_elsewhere, "processes": rows}
 
-    def _add_processes(self, job: JobDir, state: Dict[str, Any]) -> None:
+    def _add_processes(self, job: JobDir, state: Dict[str, Any], table: procs.Snapshot) -> None:
         supervisor = (state.get("supervisor") or {}).get("pid")
         for item in state["steps"]:
             for attempt in item["attempts"]:
                 pid = attempt.get("pid")
                 if attempt["state"] not in ("running", "stopping") or not pid:
                     continue
-                rows = procs.find_job(job.id, supervisor=None, sessions=[pid])
+                rows = procs.find_job(job.id, at=table, sessions=[pid])
                 wanted = {pid} | procs.descendants(pid, {row.pid: row for row in rows})
                 # With one active attempt everything marked is its own; with several, descent and session decide.
                 mine = [row for row in rows if row.pid in wanted or row.session == pid]

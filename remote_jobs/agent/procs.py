@@ -187,9 +187,31 @@ def tree(root: int) -> Dict[int, Proc]:
     return found
 
 
+class Snapshot:
+    """The process table of one moment, read when it is first asked for, and each marker read once: for many questions."""
+
+    def __init__(self) -> None:
+        self._rows: Optional[Dict[int, Proc]] = None
+        self._markers: Dict[int, Optional[str]] = {}
+
+    @property
+    def rows(self) -> Dict[int, Proc]:
+        """All visible processes by pid."""
+        if self._rows is None:
+            self._rows = table()
+        return self._rows
+
+    def marker(self, pid: int) -> Optional[str]:
+        """See `marker`."""
+        if pid not in self._markers:
+            self._markers[pid] = marker(pid)
+        return self._markers[pid]
+
+
 def find_job(
     job: str,
     *,
+    at: Optional[Snapshot] = None,
     supervisor: Optional[int] = None,
     sessions: Iterable[int] = (),
     recorded: Iterable[ProcessId] = (),
@@ -199,12 +221,14 @@ def find_job(
 
     Args:
         job: job id to look for in the marker.
+        at: the moment to judge by; the present one when left out.
         supervisor: pid of the job's subreaper when it is alive: everything below it is the job's.
         sessions: session ids that the job's main processes led; only counted for our own uid.
         recorded: identities written down earlier; they match by start time, never by pid alone.
         exclude: pids to leave out (children of the supervisor that are not the job's).
     """
-    rows = table()
+    at = at or Snapshot()
+    rows = at.rows
     me = os.getuid()
     skip = set(exclude)
     for pid in tuple(skip):
@@ -216,7 +240,7 @@ def find_job(
     known = {(item.pid, item.start_ticks) for item in recorded if item.boot_id == boot}
     for proc in rows.values():
         ours = me in (proc.uid, 0)
-        marked = ours and proc.pid not in wanted and proc.pid != supervisor and marker(proc.pid) == job
+        marked = ours and proc.pid not in wanted and proc.pid != supervisor and at.marker(proc.pid) == job
         if marked or (proc.pid, proc.start_ticks) in known or (ours and proc.session in wanted_sessions):
             wanted.add(proc.pid)
     for pid in tuple(wanted):

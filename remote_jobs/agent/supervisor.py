@@ -194,6 +194,10 @@ class Supervisor:
                 self._obey(request)
             control.done(self.job, request["id"])
 
+    def _meant(self, step: Optional[str]) -> List[Stepper]:
+        """The steps that a request names: one, the ranges of a split one, or all."""
+        return [one for one in self.steppers if step in (None, one.name, (one.spec.part or {}).get("of"))]
+
     def _obey(self, request: Mapping[str, Any]) -> None:
         args = request.get("args") or {}
         action = request.get("action")
@@ -203,9 +207,8 @@ class Supervisor:
         elif action == "stop":
             reason = str(args.get("reason") or "stopped on request")
             self.emit(EventKind.STOP_REQUESTED, control=request["id"], step=step, reason=reason)
-            for stepper in self.steppers:
-                if step in (None, stepper.name, (stepper.spec.part or {}).get("of")):
-                    stepper.stop("user", reason)
+            for stepper in self._meant(step):
+                stepper.stop("user", reason)
         elif action == "retry":
             self.emit(EventKind.RETRY_REQUESTED, control=request["id"], set=args.get("set") or {})
             for stepper in self.steppers:
@@ -213,9 +216,8 @@ class Supervisor:
                 stepper.retry_now()
         elif action == "extend":
             self.emit(EventKind.EXTENDED, control=request["id"], step=step, timeout_s=args.get("timeout_s"))
-            for stepper in self.steppers:
-                if step in (None, stepper.name, (stepper.spec.part or {}).get("of")):
-                    stepper.extend(args.get("timeout_s"))
+            for stepper in self._meant(step):
+                stepper.extend(args.get("timeout_s"))
         else:
             self.emit(EventKind.NOTE, control=request["id"], text="unknown request {!r} left undone".format(action))
 
