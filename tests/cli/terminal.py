@@ -17,6 +17,16 @@ from typing import Self
 import pyte
 
 
+class Screen(pyte.Screen):
+    """pyte knows no alternate screen (`?1049`): leaving it gives an empty one back, instead of writing over the frame."""
+
+    def reset_mode(self, *modes: int, **words: bool) -> None:
+        super().reset_mode(*modes, **words)
+        if 1049 in modes:
+            self.erase_in_display(2)
+            self.cursor_position()
+
+
 class Terminal:
     """Context manager; the program is killed at the end of the block if it still runs."""
 
@@ -24,7 +34,7 @@ class Terminal:
         self, argv: Sequence[str], *, environment: Mapping[str, str], cwd: Path, columns: int = 100, rows: int = 30
     ) -> None:
         self.argv, self.environment, self.cwd = argv, {**environment, "TERM": "xterm-256color"}, cwd
-        self.screen = pyte.Screen(columns, rows)
+        self.screen = Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         self.raw = b""
         self.status: int | None = None

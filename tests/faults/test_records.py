@@ -130,6 +130,7 @@ class Cell:
             if self.when == "ended":
                 stage.go()
                 stage.settled(job)
+                wait_until(lambda: not job.supervisors(), "every record is written")
             if self.when == "lost":
                 supervisor, main = job.supervisor, job.main
                 kill(supervisor)
