@@ -38,8 +38,8 @@ coverage: setup  ## branch coverage of the light tests, our child processes on t
 	$(PY) -m coverage combine --quiet
 	$(PY) -m coverage report
 
-mutate: setup  ## mutation testing of states, retry policy and log rules, MINUTES=10 each; M="policy fold" for some areas
-	@scripts/mutate $(M)
+mutate: setup  ## mutation testing of states, retry policy and log rules; M="policy fold" for some areas, SHARE=30 per cent
+	@$(PY) scripts/mutate.py $(M) </dev/null
 
 orders: setup  ## the light tests twice in random orders, then by two processes at once; T=tests/core for one group
 	$(PY) -m pytest $(T) -m "not heavy" --shuffle $(shell date +%s) -q </dev/null

@@ -238,7 +238,7 @@ def job_state(step_states: List[str], *, finished: Optional[str] = None, stoppin
     for state in ("running", "stopping", "retry_wait", "gated", "ready"):
         if state in step_states:
             return "running" if state in ("ready", "stopping") else state
-    return "queued" if "queued" in step_states and not (set(step_states) - {"queued"}) else "running"
+    return "queued" if set(step_states) == {"queued"} else "running"
 
 
 # ------------------------------------------------------------------------------------------------------------ records

@@ -68,11 +68,10 @@ class Fold:
         """
         kind, data, at = str(event["kind"]), event.get("data") or {}, event.get("at")
         step = self._steps.get(event.get("step") or "")
-        new_state = protocol.advance(step["state"], kind, step["name"]) if step is not None else None
-        self.state["seq"] = event["seq"]
-        if step is not None and new_state is not None:
-            step["state"] = new_state
+        if step is not None:
+            step["state"] = protocol.advance(step["state"], kind, step["name"])
             self._apply_to_step(step, kind, data, event)
+        self.state["seq"] = event["seq"]
         if kind == "reopened":
             for item in self.state["steps"]:
                 chosen = data.get("steps")

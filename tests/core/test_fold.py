@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -118,12 +119,6 @@ def test_why_a_step_waits(kind: str, data: dict[str, Any], words: str | None) ->
     assert story.step("work")["waiting"] is None
 
 
-def test_a_note_keeps_the_time_of_the_next_try() -> None:
-    retry = ("retry_scheduled", "work", 1, {"at": "T9"})
-    story = fold(TWO, told(START, END, retry, ("note", "work", None, {"text": "n"})))
-    assert story.step("work")["retry_at"] == "T9"
-
-
 def test_a_stop_of_the_job_and_of_a_step() -> None:
     assert fold(TWO, told(START, ("stop_requested", None, None, {"step": "work"}))).state["stop_requested"] is False
     story = fold(TWO, told(START, ("stop_requested",), ("stop_sent", "work", 1, {"signal": "TERM"})))
@@ -175,10 +170,12 @@ def test_an_illegal_event_changes_nothing() -> None:
     assert story.state == before
 
 
-def test_an_unknown_kind_only_counts() -> None:
+@pytest.mark.parametrize("kind", ["a_kind_of_tomorrow", "from_the_future", "z_last"])
+def test_an_unknown_kind_only_counts(kind: str) -> None:
     story = fold(TWO, told(START))
     before = copy.deepcopy(story.state)
-    story.apply({"seq": 9, "at": "T9", "kind": "from_the_future", "step": "work", "attempt": 1, "data": {"x": 1}})
+    data = {"state": "failed", "exit_status": 1, "verdict": {"class": "x"}, "text": "t", "at": "T5", "phases": [1]}
+    story.apply({"seq": 9, "at": "T9", "kind": kind, "step": "work", "attempt": 1, "data": data})
     assert story.state == {**before, "seq": 9}
     story.apply({"seq": 10, "at": "T9", "kind": "phase_changed", "step": "no such step"})
     assert story.state["seq"] == 10
@@ -233,7 +230,49 @@ def test_a_wait_that_a_retry_follows_is_still_told() -> None:
     assert (story.step("work")["waiting"], story.step("work")["retry_at"]) == ("held", "T9")
 
 
-@pytest.mark.parametrize("kind", ["stragglers", "phase_changed", "hang_suspected", "reaped", "note"])
-def test_what_is_seen_of_an_attempt_does_not_change_its_state(kind: str) -> None:
-    [attempt] = fold(TWO, told(START, (kind, "work", 1, {"text": "x"}))).attempts("work")
-    assert (attempt["state"], attempt["ended_at"]) == ("running", None)
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"attempt_started", "attempt_ended", "attempt_judged", "stop_sent"}))
+def test_only_its_own_events_tell_how_an_attempt_is(kind: str) -> None:
+    story = fold(TWO, told(START, ("stop_sent", "work", 1)))
+    [before] = copy.deepcopy(story.attempts("work"))
+    data = {"text": "x", "state": "failed", "exit_status": 3, "verdict": {"class": "x"}, "phases": [{"name": "p"}]}
+    try:
+        story.apply({"seq": 3, "at": "T3", "kind": kind, "step": "work", "attempt": 1, "data": data})
+    except protocol.IllegalTransition:
+        assert kind in protocol.STATE_EVENTS
+    assert story.attempts("work") == [before]
+
+
+ABOUT_THE_WHOLE_JOB = {"stop_requested", "finished", "reopened"}
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - ABOUT_THE_WHOLE_JOB))
+def test_nothing_else_asks_for_a_stop_or_takes_one_back(kind: str) -> None:
+    event = {"seq": 3, "at": "T3", "kind": kind, "data": {}}
+    going, stopping = fold(TWO, told(START)), fold(TWO, told(START, ("stop_requested",)))
+    going.apply(event)
+    stopping.apply(event)
+    assert (going.state["stop_requested"], stopping.state["stop_requested"]) == (False, True)
+    over = fold(TWO, told(START, ("finished", None, None, {"state": "stopped"})))
+    over.apply(event)
+    assert (over.state["state"], over.state["ended_at"]) == ("stopped", "T2")
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - protocol.STATE_EVENTS))
+def test_what_is_not_about_states_keeps_the_time_of_the_next_try(kind: str) -> None:
+    retry = ("retry_scheduled", "work", 1, {"at": "T9"})
+    story = fold(TWO, told(START, END, retry, (kind, "work", 1, {"text": "n"})))
+    assert story.step("work")["retry_at"] == "T9"
+
+
+def test_attempts_are_told_apart_by_number_however_many() -> None:
+    events = json.loads(json.dumps(told(*[(kind, "work", n, {}) for n in (299, 300) for kind in ("attempt_started", "step_queued")])))
+    story = fold(TWO, events)
+    story.apply(json.loads('{"seq": 9, "at": "T9", "kind": "attempt_judged", "step": "work", "attempt": 300, "data": {"state": "lost"}}'))
+    assert [(item["n"], item["state"]) for item in story.attempts("work")] == [(299, "running"), (300, "lost")]
+
+
+def test_only_a_range_of_a_split_step_says_which_part_it_is() -> None:
+    part = {"of": "work", "index": 1, "count": 2}
+    ranged, whole = fold(spec(first={"run": "x", "part": part}, work={"run": "x"}), []).state["steps"]
+    assert ranged["part"] == part
+    assert "part" not in whole

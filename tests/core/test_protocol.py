@@ -22,6 +22,7 @@ from remote_jobs.protocol import (
     IllegalTransition,
     JobSpec,
     JobState,
+    LogCursor,
     LookRequest,
     ProtocolVersionError,
     StepState,
@@ -120,6 +121,33 @@ def test_job_states_are_known(steps: list[str], stopping: bool) -> None:
     assert job_state(steps, stopping=stopping) in {state.value for state in JobState}
     for final in JOB_TERMINAL:
         assert job_state(steps, finished=final, stopping=stopping) == final
+
+
+@pytest.mark.parametrize(
+    ("steps", "state"),
+    [
+        (["queued", "queued"], "queued"),
+        (["succeeded", "queued"], "running"),  # between two steps
+        (["succeeded", "ready"], "running"),
+        (["ready", "gated"], "gated"),
+        (["retry_wait", "gated"], "retry_wait"),
+        (["stopping", "retry_wait"], "running"),
+        (["failed", "succeeded"], "running"),  # until the supervisor says how it ended
+    ],
+)
+def test_a_job_is_as_the_most_active_of_its_steps(steps: list[str], state: str) -> None:
+    assert job_state(steps) == state
+    assert job_state(steps[::-1]) == state
+    assert job_state(steps, stopping=True) == "stopping"
+
+
+def test_what_a_writer_leaves_out_means_the_careful_thing() -> None:
+    spec = JobSpec("i", "n", "h", "w", "p", "c", "r", [])
+    assert spec.log_limit_bytes == 5 << 30
+    assert (spec.allow_tmpfs, spec.restart_after_reboot) == (False, False)
+    look = LookRequest()
+    assert (look.processes, look.gpus, look.active_only) == (False, False, False)
+    assert LogCursor("j", "s", 0).offset == -1, "the end of the log, not its whole"
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
