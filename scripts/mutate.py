@@ -33,7 +33,7 @@ AREAS: dict[str, tuple[str, list[str]]] = {
     "states": ("remote_jobs/protocol.py", ["tests/core/test_protocol.py", "tests/core/test_fold.py"]),
     "fold": ("remote_jobs/agent/fold.py", ["tests/core/test_fold.py"]),
     "policy": ("remote_jobs/agent/policy.py", ["tests/supervisor/test_policy.py"]),
-    "retry": ("orchestrator/core/retry.py", ["tests/core/test_plan.py", "tests/core/test_spec.py"]),
+    "retry": ("orchestrator/core/retry.py", ["tests/core/test_retry.py"]),
     "verdict": ("remote_jobs/logs/verdict.py", LOGS),
     "rules": ("remote_jobs/logs/rules", LOGS),
 }
