@@ -96,6 +96,7 @@ def until(agent: Agent, state: str, job: str = JOB, within_s: float = 25.0) -> d
 
 def submissions(job: JobDir) -> list[str]:
     """Slurm's ids of all submissions, oldest first."""
-    folders = sorted((job.path / "slurm").iterdir(), key=lambda path: int(path.name))
+    numbers = [path for path in (job.path / "slurm").iterdir() if path.name.isdigit()]
+    folders = sorted(numbers, key=lambda path: int(path.name))
     answers = [folder / "answer.json" for folder in folders]
     return [json.loads(answer.read_text())["id"] for answer in answers if answer.exists()]

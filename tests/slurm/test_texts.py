@@ -6,7 +6,7 @@ import pytest
 
 from remote_jobs import protocol
 from remote_jobs.agent.slurm import queue, script, verdicts
-from remote_jobs.agent.slurm.allocation import gpu_indices, made_progress
+from remote_jobs.agent.slurm.allocation import gpu_indices, job_id, made_progress
 from remote_jobs.logs import explain_bytes
 
 SQUEUE = """\
@@ -14,6 +14,8 @@ SQUEUE = """\
 18|orch-plan-20261129-ghijkl.2|RUNNING|1795981877|1795981878|1796072000|n1|(null)|None
 19|wrap|COMPLETED|1795981877|1795981878|1795981878|n2|(null)|None
 20|orch-x.1|PENDING|1795981877|N/A|N/A||(null)|(ReqNodeNotAvail, UnavailableNodes:n2)
+24_[1-3,7-9:2%2]|orch-y.array|PENDING|1795981877|N/A|N/A||(null)|JobArrayTaskLimit
+24_4|orch-y.array|RUNNING|1795981877|1795981878|1796072000|n1|(null)|None
 garbage
 """
 
@@ -21,12 +23,30 @@ garbage
 def test_squeue_is_read() -> None:
     """Times are numbers or unknown, the planned nodes stand in for the given ones, other lines are left out."""
     rows = queue.parse_squeue(SQUEUE)
-    assert [row.id for row in rows] == ["17", "18", "19", "20"]
+    assert [row.id for row in rows] == ["17", "18", "19", "20", "24_1", "24_2", "24_3", "24_7", "24_9", "24_4"]
     assert (rows[0].start, rows[0].nodes, rows[0].waiting) == (1795985477.0, "n[1-2]", True)
     assert (rows[1].nodes, rows[1].ended) == ("n1", False)
     assert (rows[3].start, rows[3].nodes) == (None, "")
     assert "a node it needs is down" in queue.reason_words(rows[3])
     assert queue.reason_words(rows[0]) == "Resources (nodes or GPUs are not free yet)"
+    assert (rows[4].array, rows[4].task, rows[0].task) == ("24", 1, None)
+    assert "array_limit" in queue.reason_words(rows[4])
+
+
+def test_the_task_of_an_array_is_found_by_its_number_and_missed_in_its_array() -> None:
+    """All tasks share a name; one that was cancelled while it waited leaves no row, or the whole array's."""
+    rows, at = queue.parse_squeue(SQUEUE), 1795981877.0
+    lost = queue.ours(rows, None, "orch-y.array", at, 4)
+    assert lost is not None
+    assert lost.id == "24_4"
+    assert queue.ours(rows, None, "orch-y.array", at) is None, "not every task's"
+    assert queue.left_its_array(rows, "24_5", "orch-y.array", at)
+    assert not queue.left_its_array(rows, "24_4", "orch-y.array", at)
+    assert not queue.left_its_array(rows, "25_5", "orch-y.array", at)
+    assert not queue.left_its_array(rows, "24_5", "orch-y.array", at + 3600), "an older array with the same id"
+    assert not queue.left_its_array(rows, "17", "orch-plan-20261129-abcdef.1", at)
+    whole = queue.parse_squeue("24|orch-y.array|CANCELLED|1795981877|1|1||(null)|None\n")
+    assert queue.left_its_array(whole, "24_5", "orch-y.array", at)
 
 
 def test_sacct_is_read_and_recycled_ids_are_told_apart() -> None:
@@ -90,6 +110,8 @@ def test_the_command_line_of_sbatch() -> None:
     assert {"--no-requeue", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=8", "--partition=gpu", "--time=8:00:00"} < set(argv)
     assert "--output=/j/100%%/out" in argv
     assert "--signal=B:USR2@195" in argv  # train: 130 s to save, 5 s to die, and our minute
+    of_array = script.sbatch_argv(spec(steps, array_limit=2), "n", "s", "o", tasks=[1, 2, 3, 5])
+    assert "--array=1-3,5%2" in of_array
     together = [protocol.StepSpec("a", run="x", gpus=2), protocol.StepSpec("b", run="x", gpus=3)]
     assert script.gpus_per_node(spec(together)) == 5
     assert "--gres=gpu:h100:5" in script.sbatch_argv(spec(together, gres="gpu:h100"), "n", "s", "o")
@@ -102,6 +124,8 @@ def test_node_lists_and_gpus_of_an_allocation() -> None:
     assert gpu_indices({"CUDA_VISIBLE_DEVICES": "2,3"}, 8) == [2, 3]
     assert gpu_indices({"CUDA_VISIBLE_DEVICES": "GPU-uuid", "SLURM_GPUS_ON_NODE": "2"}, 8) == [0, 1]
     assert gpu_indices({}, 4) == [0, 1, 2, 3]
+    assert job_id({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}) == "7_2"
+    assert (job_id({"SLURM_JOB_ID": "9"}), job_id({})) == ("9", "?")
 
 
 def test_progress_since_the_allocation_began() -> None:

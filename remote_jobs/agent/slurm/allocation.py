@@ -40,7 +40,7 @@ class Allocation:
 
     def __init__(self, boss: "Supervisor", environ: Mapping[str, str]) -> None:
         self.boss = boss
-        self.id = str(environ.get("SLURM_JOB_ID") or "?")
+        self.id = job_id(environ)
         self.restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
         self.nodelist = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURMD_NODENAME") or "?"
         newest = submissions.newest(boss.job)
@@ -226,6 +226,12 @@ def made_progress(events: Sequence[Mapping[str, Any]], since: int) -> bool:
                 return True
             most[event.get("step")] = max(kept, most.get(event.get("step"), 0))
     return False
+
+
+def job_id(environ: Mapping[str, str]) -> str:
+    """Slurm's id of this allocation; of a task of an array as the queue shows it, ``17_2``. Pure."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return "{}_{}".format(array, task) if array and task else environ.get("SLURM_JOB_ID") or "?"
 
 
 def gpu_indices(environ: Mapping[str, str], host_gpus: Optional[int]) -> List[int]:

@@ -47,9 +47,10 @@ class Refused(Exception):
 def _environment() -> Dict[str, str]:
     # Settings of the user's shell (SBATCH_PARTITION, SQUEUE_FORMAT ...) must not change what we ask or read.
     env = {key: value for key, value in os.environ.items() if key.split("_")[0] not in ("SBATCH", "SQUEUE", "SACCT", "SCANCEL")}
-    env["SLURM_TIME_FORMAT"] = "%s"
-    for name in ("SLURM_CLUSTERS", "SLURM_JOB_ID", "SLURM_JOBID"):
-        env.pop(name, None)
+    env.update(SLURM_TIME_FORMAT="%s", SLURM_BITSTR_LEN="0")  # epoch seconds; lists of tasks in full
+    for name in list(env):  # the follow-on of a task or of a requeued job is neither
+        if name in ("SLURM_CLUSTERS", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_RESTART_COUNT") or name.startswith("SLURM_ARRAY_"):
+            del env[name]
     return env
 
 
@@ -91,7 +92,9 @@ def squeue() -> List[queue.Row]:
     Raises:
         Unanswered: see there.
     """
-    argv = ["squeue", "--noheader", "--states=all", "--user={}".format(os.getuid()), "--format=" + queue.SQUEUE_FORMAT]
+    argv = [
+        "squeue", "--noheader", "--states=all", "--array", "--user={}".format(os.getuid()), "--format=" + queue.SQUEUE_FORMAT,
+    ]  # fmt: skip
     try:
         return queue.parse_squeue(call(argv))
     except Refused as exc:
@@ -127,21 +130,37 @@ def sbatch(argv: Sequence[str], env: Dict[str, str]) -> str:
 def end_time(job: str) -> Optional[float]:
     """When the allocation ends, epoch seconds; None when there is no limit or no answer."""
     try:
-        rows = queue.parse_squeue(call(["squeue", "--noheader", "--jobs=" + job, "--format=" + queue.SQUEUE_FORMAT]))
+        rows = _rows(job)
     except (Unanswered, Refused):
         return None
     return rows[0].end if rows else None
 
 
+def _rows(job: str) -> List[queue.Row]:
+    """The rows of one job, or of one task of an array, while it waits or runs."""
+    return queue.parse_squeue(call(["squeue", "--noheader", "--array", "--jobs=" + job, "--format=" + queue.SQUEUE_FORMAT]))
+
+
 def cancel(job: str, *, waiting_only: bool) -> bool:
     """Take a job out of the queue (`waiting_only`: unless it runs already); False when Slurm does not know it.
+
+    Tasks of an array that wait are one record to Slurm, and a filtered `scancel` of one of them cancels all (22.05). So
+    the task gets a record of its own first: by an update to the name that it has, which changes nothing else.
 
     Raises:
         Unanswered: see there.
     """
-    argv = ["scancel", *(["--state=PENDING"] if waiting_only else []), job]
+    only = ["--state=PENDING"] if waiting_only else []
     try:
-        call(argv)
+        if only and "_" in job:
+            rows = _rows(job)
+            if not rows or not rows[0].waiting:
+                return bool(rows)
+            try:
+                call(["scontrol", "update", "JobId=" + job, "JobName=" + rows[0].name])
+            except Refused:
+                only = []  # a site may forbid updates: without a filter the task alone is cancelled, and it waited just now
+        call(["scancel", *only, job])
     except Refused as exc:
         if any(word in str(exc).lower() for word in _NO_JOB):
             return False
@@ -151,5 +170,7 @@ def cancel(job: str, *, waiting_only: bool) -> bool:
 
 def wake(job: str) -> None:
     """Make the supervisor look at its requests now: a FIFO does not reach another machine, a signal through Slurm does."""
-    with contextlib.suppress(Unanswered, Refused):  # it looks by itself once a second
-        call(["scancel", "--batch", "--signal=USR1", job], timeout_s=5.0)
+    # It looks by itself once a second. For a task of an array scancel (22.05) delivers the signal at once, is told to try
+    # again, and does so for a minute and a half.
+    with contextlib.suppress(Unanswered, Refused):
+        call(["scancel", "--batch", "--signal=USR1", job], timeout_s=1.0 if "_" in job else 5.0)

@@ -2,8 +2,7 @@
 
 A job whose allocation ended without our final event is settled here: what it died of is recorded, and where the retry
 policy says so it is submitted again.  Nothing is ever concluded from silence: a queue that could not be read changes
-nothing.  The reading is kept in a file, so many agents (every `orch status` starts one) ask Slurm once.
-Standard library only.
+nothing.  Standard library only.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from remote_jobs import protocol
 from remote_jobs.agent import control, procs
 from remote_jobs.agent.fold import fold
 from remote_jobs.agent.jobdir import JobDir, Layout, Lock, lock_holder, read_json, write_json
-from remote_jobs.agent.slurm import client, queue, submissions, verdicts
+from remote_jobs.agent.slurm import arrays, client, queue, submissions, verdicts
+from remote_jobs.agent.slurm.reading import Reading, ask_accounting, find_row, read_queue
 from remote_jobs.agent.slurm.submissions import Submission
 
 EVERY_S = 30.0
@@ -30,86 +29,11 @@ EVERY_S = 30.0
 HOLD_S = 5.0
 """How long a look may be held for the first reading."""
 PASS_EVERY_S = 1.0
-NEWS_S = 5.0
-"""A submission younger than this need not be in the queue yet."""
 STALE_BEAT_S = 60.0
 """Without a heartbeat for this long a job that Slurm calls dead (or does not know) is dead; they come each 20 s."""
 SETTLE_TIMEOUT_S = 60.0
-CACHE_FILE = "slurm-queue.json"
 _DOUBTED = frozenset({"NODE_FAIL", "BOOT_FAIL", queue.GONE})
 """Ends that Slurm tells of nodes it cannot reach: their processes may live on for a while."""
-
-
-@dataclass
-class Reading:
-    """One answer of the queue: ``at`` is when it was asked (epoch seconds); with ``error`` the rows mean nothing."""
-
-    at: float = 0.0
-    rows: List[queue.Row] = field(default_factory=list)
-    error: Optional[str] = None
-    accounted: Optional[List[queue.Row]] = None
-    """What accounting says of jobs that are in no row; None when it was not asked."""
-
-
-def read_queue(layout: Layout, every_s: float) -> Reading:
-    """The queue as of at most ``every_s`` ago; asked again when older. Only one agent of a root asks at a time."""
-    path = os.path.join(layout.root, CACHE_FILE)
-    kept = _cached(path)
-    if 0 <= time.time() - kept.at < every_s:
-        return kept
-    lock = Lock(path + ".lock")
-    if not lock.acquire(patience_s=client.TIMEOUT_S):
-        return _cached(path)
-    try:
-        kept = _cached(path)
-        if 0 <= time.time() - kept.at < every_s:
-            return kept  # somebody else has asked meanwhile
-        asked = Reading(time.time())
-        try:
-            asked.rows = client.squeue()
-        except client.Unanswered as exc:
-            asked.error = str(exc)
-        with contextlib.suppress(OSError):
-            record = {"at": asked.at, "error": asked.error, "rows": [queue.to_record(row) for row in asked.rows]}
-            write_json(path, record, durable=False)
-        return asked
-    finally:
-        lock.release()
-
-
-def _cached(path: str) -> Reading:
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        record = read_json(path)
-        return Reading(float(record["at"]), [queue.from_record(row) for row in record["rows"]], record["error"])
-    return Reading()
-
-
-def find_row(reading: Reading, submission: Submission) -> Optional[queue.Row]:
-    """What a reading says of a submission; None when it is silent on it (too new, or nothing was answered)."""
-    if reading.error is not None or reading.at < submission.at:
-        return None
-    found = queue.ours(reading.rows, submission.id, submission.name, submission.at)
-    if found is not None or reading.at < submission.at + NEWS_S or submission.id is None:
-        return found
-    if reading.accounted is None:
-        reading.accounted = ask_accounting(reading, [submission])
-    found = queue.ours(reading.accounted, submission.id, submission.name, submission.at)
-    return found or queue.Row(submission.id, submission.name, queue.GONE)
-
-
-def ask_accounting(reading: Reading, submitted: Sequence[Submission]) -> List[queue.Row]:
-    """One `sacct` for all submissions that the queue no longer shows; no call when there are none."""
-    missing = [
-        one
-        for one in submitted
-        if one.id is not None
-        and reading.at >= one.at + NEWS_S
-        and queue.ours(reading.rows, one.id, one.name, one.at) is None
-    ]
-    if not missing or reading.error is not None:
-        return []
-    age_s = reading.at - min(one.at for one in missing) + 3600.0
-    return client.sacct([str(one.id) for one in missing], age_s)
 
 
 def settle(
@@ -244,7 +168,7 @@ class Keeper:
                 submissions.note_id(job, submission.n, row.id)
                 submission.id = row.id
             elif reading.at - submission.at > submissions.LOST_ANSWER_S:
-                submissions.submit(self.layout, job, spec, n=submission.n, again=True)
+                arrays.again(self.layout, job, spec, submission)
                 return
         error = None
         if row is not None and row.waiting and _stop_asked(job):

@@ -11,18 +11,19 @@ import os
 import re
 import shlex
 import sys
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from remote_jobs import protocol
 from remote_jobs.agent.attempt import ladder
 
+SUPERVISOR_ENV = protocol.MARKER_ENV + "_SUPERVISOR"
 SETTLE_S = 60.0
 """Seconds that records, verdict and the follow-on submission may take after the last process has ended."""
 LEAST_MARGIN_S = 10.0
 _SIGNAL = re.compile(r"--signal(?:=|\s+)\S*@(\d+)")
 
 
-def job_name(job: str, n: int) -> str:
+def job_name(job: str, n: Union[int, str]) -> str:
     """Name of a submission in the queue: it says whose it is, and no other one has it."""
     return "orch-{}.{}".format(job, n)
 
@@ -33,8 +34,31 @@ def batch_script(argv: Sequence[str]) -> str:
     return "#!/bin/sh\n# Written by orch: runs the job's supervisor in the allocation.\numask 077\ncd /\nexec {}\n".format(command)
 
 
+def array_script(argv: Sequence[str], tasks: Mapping[int, Tuple[str, str]]) -> str:
+    """The script of an array: each task becomes the supervisor of its own job.
+
+    Args:
+        argv: the supervisor's command without the job's id, which comes last.
+        tasks: number -> (job id, file of what its batch script prints).
+    """
+    cases = "".join(
+        "{}) job={} output={} ;;\n".format(number, shlex.quote(job), shlex.quote(output))
+        for number, (job, output) in sorted(tasks.items())
+    )
+    return (
+        "#!/bin/sh\n# Written by orch: every task of the array runs the supervisor of one job.\numask 077\ncd /\n"
+        'case "$SLURM_ARRAY_TASK_ID" in\n{}*) exit 64 ;;\nesac\nexport {}="$job"\nexec {} "$job" >>"$output" 2>&1\n'
+    ).format(cases, SUPERVISOR_ENV, " ".join(shlex.quote(word) for word in argv))
+
+
 def sbatch_argv(
-    spec: protocol.JobSpec, name: str, script: str, output: str, *, dependency: Optional[str] = None
+    spec: protocol.JobSpec,
+    name: str,
+    script: str,
+    output: str,
+    *,
+    dependency: Optional[str] = None,
+    tasks: Sequence[int] = (),
 ) -> List[str]:
     """`sbatch` with every option; the inventory's own `sbatch:` flags come last and win.
 
@@ -44,6 +68,7 @@ def sbatch_argv(
         script: path of the batch script.
         output: file of what the batch script itself prints (the job's logs are in its directory).
         dependency: such as ``afterany:17``.
+        tasks: numbers of an array's tasks.
     """
     options = spec.slurm or {}
     steps = spec.step_specs()
@@ -61,6 +86,9 @@ def sbatch_argv(
     if options.get("time_limit"):
         argv.append("--time={}".format(options["time_limit"]))
     argv += _gpu_flags(options, gpus_per_node(spec))
+    if tasks:
+        limit = options.get("array_limit")
+        argv.append("--array={}{}".format(",".join(spans(tasks)), "%{}".format(limit) if limit else ""))
     if dependency:
         argv.append("--dependency=" + dependency)
     argv.append("--signal=B:USR2@{}".format(int(margin_s(spec))))
@@ -73,6 +101,17 @@ def _gpu_flags(options: Mapping[str, Any], gpus: int) -> List[str]:
         counted = re.search(r":\d+$", gres) or "," in gres
         return ["--gres={}".format(gres if counted else "{}:{}".format(gres, max(1, gpus)))]
     return ["--gpus-per-node={}".format(gpus)] if gpus > 0 else []
+
+
+def spans(numbers: Sequence[int]) -> List[str]:
+    """Ascending numbers as `sbatch --array` takes them: ``["1-3", "5"]``."""
+    found: List[List[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ["{}-{}".format(*span) if span[0] < span[1] else str(span[0]) for span in found]
 
 
 def gpus_per_node(spec: protocol.JobSpec) -> int:

@@ -1,5 +1,7 @@
 """Submissions of a job, in its directory: `slurm/<n>/` holds script, intent and what Slurm answered.
 
+The first one may be a task of an array that several jobs share (see arrays.py); its name is then the array's.
+
 `mkdir` of the number claims it, and the name in the queue is made of job id and number: so a submission whose answer
 was lost is found again by its name and never made twice.  Whatever Slurm last said of the newest one lies in
 `slurm.json`, for looks and for people.  Standard library only.
@@ -16,10 +18,11 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional
 
 from remote_jobs import protocol
-from remote_jobs.agent.jobdir import JobDir, Layout, read_json, write_atomic, write_json
+from remote_jobs.agent.jobdir import JobDir, Layout, Lock, read_json, write_atomic, write_json
 from remote_jobs.agent.slurm import client, queue, script
 
 FOLDER = "slurm"
+ARRAY = "array"
 SEEN_FILE = "slurm.json"
 INTENT_FILE, ANSWER_FILE, SCRIPT_FILE, OUTPUT_FILE = "intent.json", "answer.json", "script", "output"
 LOST_ANSWER_S = 90.0
@@ -36,6 +39,14 @@ class Submission:
     """Wall clock before the call, epoch seconds."""
     id: Optional[str]
     path: str
+    array: Optional[str] = None
+    """The first job of the array that it is a task of."""
+    task: Optional[int] = None
+
+    @property
+    def started(self) -> bool:
+        """True once the batch script of a task has begun: it opens this file first."""
+        return os.path.exists(os.path.join(self.path, OUTPUT_FILE))
 
 
 def newest(job: JobDir) -> Optional[Submission]:
@@ -52,18 +63,36 @@ def _numbers(job: JobDir) -> List[int]:
 
 def read(job: JobDir, n: int) -> Submission:
     """One submission, as far as it can be read."""
-    path = job.at(FOLDER, str(n))
-    intent: Dict[str, Any] = {}
-    answer: Dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        answer = dict(read_json(os.path.join(path, ANSWER_FILE)))
-    with contextlib.suppress(OSError, ValueError):
-        intent = dict(read_json(os.path.join(path, INTENT_FILE)))
+    found = read_folder(job.at(FOLDER, str(n)))
+    found.n, found.name = n, found.name or script.job_name(job.id, n)
+    if found.id is None and found.array is not None:
+        answered = answer(os.path.join(os.path.dirname(job.path), found.array, FOLDER, ARRAY))
+        if answered:
+            found.id = "{}_{}".format(answered, found.task)
+            with contextlib.suppress(OSError):
+                note_answer(found.path, found.id)
+    return found
+
+
+def read_folder(path: str) -> Submission:
+    """What a submission's own folder holds, that of an array too: its number is 0, its name empty where not written."""
+    intent = _record(path, INTENT_FILE)
     at = intent.get("at")
     if at is None:
         with contextlib.suppress(OSError):
             at = os.stat(path).st_mtime
-    return Submission(n, script.job_name(job.id, n), float(at or 0.0), answer.get("id"), path)
+    return Submission(0, intent.get("name") or "", float(at or 0.0), answer(path), path, intent.get("array"), intent.get("task"))
+
+
+def answer(path: str) -> Optional[str]:
+    """The id that Slurm gave what was submitted from this folder, None while it is not known."""
+    return _record(path, ANSWER_FILE).get("id")
+
+
+def _record(path: str, name: str) -> Dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        return dict(read_json(os.path.join(path, name)))
+    return {}
 
 
 def submit(layout: Layout, job: JobDir, spec: protocol.JobSpec, *, n: int, again: bool = False) -> Submission:
@@ -82,28 +111,48 @@ def submit(layout: Layout, job: JobDir, spec: protocol.JobSpec, *, n: int, again
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
-        if not again:
-            return read(job, n)
-    argv = script.sbatch_argv(spec, script.job_name(job.id, n), os.path.join(path, SCRIPT_FILE), os.path.join(path, OUTPUT_FILE))
-    write_atomic(os.path.join(path, SCRIPT_FILE), script.batch_script(supervisor_argv(layout, job, spec)).encode("utf-8"), mode=0o700)
-    write_json(os.path.join(path, INTENT_FILE), {"v": protocol.VERSION, "at": time.time(), "argv": argv})
+        return _again(layout, job, spec, path, n) if again else read(job, n)
     try:
-        answer = client.sbatch(argv, {protocol.MARKER_ENV + "_SUPERVISOR": job.id})
+        return _submit(layout, job, spec, path, n)
     except (client.Refused, client.Unanswered) as exc:
         if not getattr(exc, "arrived", False):
             shutil.rmtree(path, ignore_errors=True)
         raise
-    note_id(job, n, answer)
+
+
+def _again(layout: Layout, job: JobDir, spec: protocol.JobSpec, path: str, n: int) -> Submission:
+    """Repeat a lost submission, one agent at a time; whatever comes of it, the number stays claimed."""
+    lock = Lock(path + ".lock")
+    if lock.acquire(patience_s=0.0):
+        try:
+            known = read(job, n)
+            if known.id is None and time.time() - known.at >= LOST_ANSWER_S:
+                return _submit(layout, job, spec, path, n)
+        finally:
+            lock.release()
+    return read(job, n)
+
+
+def _submit(layout: Layout, job: JobDir, spec: protocol.JobSpec, path: str, n: int) -> Submission:
+    argv = script.sbatch_argv(spec, script.job_name(job.id, n), os.path.join(path, SCRIPT_FILE), os.path.join(path, OUTPUT_FILE))
+    write_atomic(os.path.join(path, SCRIPT_FILE), script.batch_script([*supervisor_argv(layout, spec), job.id]).encode("utf-8"), mode=0o700)
+    write_json(os.path.join(path, INTENT_FILE), {"v": protocol.VERSION, "at": time.time(), "argv": argv})
+    note_id(job, n, client.sbatch(argv, {script.SUPERVISOR_ENV: job.id}))
     return read(job, n)
 
 
 def note_id(job: JobDir, n: int, slurm_id: str) -> None:
     """Write down the id that Slurm gave a submission."""
-    write_json(job.at(FOLDER, str(n), ANSWER_FILE), {"v": protocol.VERSION, "id": slurm_id, "at": time.time()})
+    note_answer(job.at(FOLDER, str(n)), slurm_id)
 
 
-def supervisor_argv(layout: Layout, job: JobDir, spec: protocol.JobSpec) -> List[str]:
-    """The supervisor's command in the allocation; of the release that the job was launched with."""
+def note_answer(path: str, slurm_id: str) -> None:
+    """The same for a submission's folder."""
+    write_json(os.path.join(path, ANSWER_FILE), {"v": protocol.VERSION, "id": slurm_id, "at": time.time()})
+
+
+def supervisor_argv(layout: Layout, spec: protocol.JobSpec) -> List[str]:
+    """The supervisor's command in the allocation, without the job's id, which comes last; of the job's own release."""
     from remote_jobs.agent.command import release_dir
 
     entry = os.path.join(layout.releases, spec.release or "-")
@@ -111,7 +160,7 @@ def supervisor_argv(layout: Layout, job: JobDir, spec: protocol.JobSpec) -> List
         entry = release_dir()
     if not os.path.exists(os.path.join(entry, "__main__.py")):
         entry = os.path.join(entry, "remote_jobs", "agent", "__main__.py")
-    return [sys.executable, "-I", "-S", entry, "supervise", "--root", layout.root, "--job", job.id, "--slurm"]
+    return [sys.executable, "-I", "-S", entry, "supervise", "--root", layout.root, "--slurm", "--job"]
 
 
 def seen(job: JobDir) -> Dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import Any, Mapping
 
 from remote_jobs import protocol
 from remote_jobs.agent.jobdir import JobDir, Layout, read_json, write_json
-from remote_jobs.agent.slurm import client, keeper, queue, script, submissions
+from remote_jobs.agent.slurm import arrays, client, keeper, queue, script, submissions
+from remote_jobs.agent.slurm.reading import find_row, read_queue
 from remote_jobs.agent.slurm.submissions import Submission
 
 CANCELLED_WITHIN_S = 8.0
@@ -31,7 +32,7 @@ def test_only(spec: protocol.JobSpec) -> str:
     Raises:
         client.Refused: it would be refused for good. client.Unanswered: see there.
     """
-    argv = script.sbatch_argv(spec, script.job_name(spec.id, 0), "/dev/null", "/dev/null")
+    argv = script.sbatch_argv(spec, script.job_name(spec.id, 0), "/dev/null", "/dev/null", tasks=arrays.task_numbers(spec))
     try:
         said = client.call(["sbatch", "--test-only", *argv[2:-1], "--wrap=true"], errors=True)
     except client.Refused as exc:
@@ -52,16 +53,21 @@ def start(layout: Layout, job: JobDir, spec: protocol.JobSpec, secrets: Mapping[
         return False
     _keep_secrets(job, secrets)
     if known is not None:
-        row = keeper.find_row(keeper.read_queue(layout, 0.0), known)
+        asked = read_queue(layout, 0.0)
+        row = find_row(asked, known)
         if row is not None:
             submissions.note_id(job, known.n, row.id)
             return False
+        if asked.error is not None:
+            raise client.Unanswered(asked.error)
         if time.time() - known.at < submissions.LOST_ANSWER_S:
             raise client.Unanswered("an earlier submission may still arrive; launch again in a minute")
-        submissions.submit(layout, job, spec, n=known.n, again=True)
+        arrays.again(layout, job, spec, known)
         return True
     if not job.read_events():
         keeper.settle(layout, job)
+    if arrays.members(spec):
+        return arrays.submit(layout, spec)
     submissions.submit(layout, job, spec, n=1)
     return True
 
@@ -75,7 +81,7 @@ def deliver(layout: Layout, job: JobDir, spec: protocol.JobSpec, action: str, se
     known = submissions.newest(job)
     row = None
     if known is not None and not keeper.over(job, spec):
-        row = keeper.find_row(keeper.read_queue(layout, 0.0), known)
+        row = find_row(read_queue(layout, 0.0), known)
         if row is not None and row.waiting and action == "stop":
             row = _cancelled(layout, known, row)
         if row is not None and not row.ended:
@@ -100,7 +106,7 @@ def _cancelled(layout: Layout, known: Submission, row: queue.Row) -> queue.Row:
     deadline = time.monotonic() + CANCELLED_WITHIN_S
     while row.waiting and time.monotonic() < deadline:
         time.sleep(0.2)
-        row = keeper.find_row(keeper.read_queue(layout, 0.0), known) or row
+        row = find_row(read_queue(layout, 0.0), known) or row
     return row
 
 
