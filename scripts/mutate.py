@@ -28,14 +28,13 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
-LOGS = ["tests/logs/test_rules.py", "tests/logs/test_known_logs.py"]
 AREAS: dict[str, tuple[str, list[str]]] = {
     "states": ("remote_jobs/protocol.py", ["tests/core/test_protocol.py", "tests/core/test_fold.py"]),
     "fold": ("remote_jobs/agent/fold.py", ["tests/core/test_fold.py"]),
-    "policy": ("remote_jobs/agent/policy.py", ["tests/supervisor/test_policy.py"]),
+    "policy": ("remote_jobs/agent/policy.py", ["tests/supervisor/test_policy.py", "tests/supervisor/test_policy_changes.py"]),
     "retry": ("orchestrator/core/retry.py", ["tests/core/test_retry.py"]),
-    "verdict": ("remote_jobs/logs/verdict.py", LOGS),
-    "rules": ("remote_jobs/logs/rules", LOGS),
+    "verdict": ("remote_jobs/logs/verdict.py", ["tests/logs/test_verdict.py"]),
+    "rules": ("remote_jobs/logs/rules", ["tests/logs/test_rules.py"]),
 }
 """Area -> its module or package, and the tests that shall notice any change of it."""
 
@@ -110,36 +109,37 @@ def in_child(work: Callable[[], int], log: Path) -> int | None:
 
 def run_tests(tests: list[str]) -> int:
     """Pytest's exit status, in this process."""
-    sys.path.insert(0, os.getcwd())
-    options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    options.append("--hypothesis-seed=0")
+    options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--assert=plain", "--hypothesis-seed=0"]
     return int(pytest.main([*options, *tests]))
 
 
 def baseline(tests: list[str], names: Path) -> int:
-    """The tests without any mutant; leaves the names of the modules that are not ours, to be imported beforehand."""
-    status, here = run_tests(tests), os.getcwd()
-    foreign = [
-        name
-        for name, module in sys.modules.items()
-        if (file := getattr(module, "__file__", None)) and not file.startswith(here)
-    ]
-    names.write_text("\n".join(foreign), "utf-8")
+    """The tests without any mutant; leaves the names of all modules but theirs, to be imported beforehand."""
+    status, theirs = run_tests(tests), ("tests", "conftest", "__main__")
+    names.write_text("\n".join(name for name in sys.modules if name.split(".")[0] not in theirs), "utf-8")
     return status
+
+
+def warm(names: list[str]) -> None:
+    """Import everything, then forget our own modules: of those only what others keep stays (compiled expressions)."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError:  # of a plugin that only exists once it is loaded
+            continue
+    for name in [name for name in sys.modules if name.split(".")[0] in {"orchestrator", "remote_jobs"}]:
+        del sys.modules[name]
 
 
 def look_at(area: str, share: float, limit_s: float) -> bool:
     """Try an area's mutants in the current folder, a copy, and print its survivors; False: the tests fail without one."""
     target, tests = AREAS[area]
+    sys.path.insert(0, os.getcwd())
     log, names = Path("mutate.log"), Path("mutate.modules")
     if in_child(lambda: baseline(tests, names), log) != 0:
         print(log.read_text("utf-8"), f"{area}: the tests fail without any mutant", sep="\n")
         return False
-    for name in names.read_text("utf-8").split():
-        try:
-            importlib.import_module(name)
-        except ImportError:  # of a plugin that only exists once it is loaded
-            continue
+    warm(names.read_text("utf-8").split())
     sys.dont_write_bytecode = True  # known by second and size: one mutant's could pass for the next one's
     gc.freeze()
     ended = time.monotonic() + limit_s

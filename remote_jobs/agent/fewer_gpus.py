@@ -64,7 +64,7 @@ def suspects(verdict: Mapping[str, Any], survey: Mapping[str, Sequence[Row]], cl
         return mine
     healthy = [row for row in survey.get("healthy") or () if claimed is None or row.get("index") in claimed]
     root = str((verdict.get("root_cause") or {}).get("text") or "")
-    others = [str(item.get("text") if isinstance(item, dict) else item) for item in verdict.get("evidence") or ()]
+    others = [str(item) for item in verdict.get("evidence") or ()]
     for text in (root, *others):
         buses, uuids = _BUS.findall(text), set(_UUID.findall(text))
         found = [

@@ -49,7 +49,7 @@ def raised(
         env: the attempt's environment.
     """
     said = [str((verdict.get("root_cause") or {}).get("text") or ""), str(verdict.get("summary") or "")]
-    said += [str(item.get("text") if isinstance(item, dict) else item) for item in verdict.get("evidence") or ()]
+    said += [str(item) for item in verdict.get("evidence") or ()]
     text = "\n".join(said)
     found: Dict[str, Any] = {}
     for pattern, name, default_s in _VARIABLES:

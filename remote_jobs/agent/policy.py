@@ -106,10 +106,7 @@ def parameters(changes: Mapping[str, Any]) -> Dict[str, Any]:
 
 def _moved(value: float, how: Mapping[str, Any]) -> Optional[float]:
     """Value after one change inside its bounds, or None when it cannot move any further."""
-    if "set" in how:
-        new = float(how["set"])
-    else:
-        new = value * float(how.get("mul", 1.0)) + float(how.get("add", 0.0))
+    new = value * float(how.get("mul", 1.0)) + float(how.get("add", 0.0))
     new = max(new, float(how.get("min", new)))
     new = min(new, float(how.get("max", new)))
     return None if abs(new - value) < 1e-9 else round(new, 4)
@@ -118,7 +115,7 @@ def _moved(value: float, how: Mapping[str, Any]) -> Optional[float]:
 def change_parameters(
     step: StepSpec, klass: str, current: Mapping[str, Any], verdict: Mapping[str, Any]
 ) -> Dict[str, Any]:
-    """Parameters of the next attempt after an after-change verdict; empty when nothing can be changed.
+    """Parameters of the next attempt after such a failure; empty when nothing can, or need, be changed.
 
     Args:
         step: the step; `run` steps have no parameters, only `set` on environment-like keys of the plan's block.
@@ -127,17 +124,19 @@ def change_parameters(
     """
     if klass == "kv_cache_too_small" and step.uses:
         texts = [str((verdict.get("root_cause") or {}).get("text") or "")]
-        texts += [str(item.get("text") if isinstance(item, dict) else item) for item in verdict.get("evidence") or ()]
+        texts += [str(item) for item in verdict.get("evidence") or ()]
         lengths = [int(match.group(1)) for text in texts for match in _KV_LENGTH.finditer(text)]
-        if lengths and lengths[-1] > 0 and lengths[-1] != current.get("max_model_len"):
+        if lengths and lengths[-1] not in (0, current.get("max_model_len")):
             return {"max_model_len": lengths[-1]}
     block = step.retry.get(klass) or {}
     plan_block = {key: how for key, how in block.items() if isinstance(how, dict) and key != fewer_gpus.KEY}
     rules: Mapping[str, Mapping[str, Any]] = plan_block or CHANGES.get(klass, {}).get(step.uses or "", {})
     for name, how in rules.items():
         value = current.get(name, how.get("default"))
-        if "set" in how and current.get(name) != how["set"]:
-            return {name: how["set"]}
+        if "set" in how:
+            if current.get(name) != how["set"]:
+                return {name: how["set"]}
+            continue
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             continue
         # batch_size is only moved where the plan sets it: not every backend knows the flag.
@@ -145,7 +144,8 @@ def change_parameters(
             continue
         new = _moved(float(value), how)
         if new is not None:
-            whole = isinstance(value, int) or (float(value).is_integer() and name != "gpu_memory_utilization")
+            # A whole number stays one, unless the rule itself speaks of fractions (gpu_memory_utilization: 1).
+            whole = isinstance(value, int) and all(float(how.get(key, 0)).is_integer() for key in ("add", "min", "max"))
             if whole:
                 unit = _ROUND_UP.get(name, 1)
                 new = max(float(how.get("min", 0)), new // unit * unit)
@@ -162,7 +162,7 @@ def _cap(step: StepSpec, klass: str, action: str, default: int) -> int:
         default = int(own)
     elif action != STOP:
         default = default if total is None else int(total)
-    elif isinstance(block, dict) and block:  # the plan says what to change where we would give up
+    else:  # the plan says what to change where we would give up
         default = STATED_CHANGES if total is None else int(total)
     return min(default, int(total)) if total is not None else default
 
@@ -205,12 +205,12 @@ def decide(
     cap = _cap(step, klass, own_action, default)
     if spent >= cap:
         return Decision(False, "{} tries without new progress, the limit for {} is {}".format(spent, klass, cap))
-    changes, why = change_parameters(step, klass, params, verdict) if action == CHANGE else {}, ""
+    changes, why = change_parameters(step, klass, params, verdict), ""
     if action == CHANGE and klass == fewer_gpus.CLASS and fewer_gpus.least(step) is not None:
         fewer, why = fewer_gpus.change(step, params, survey or {}, changed.get(fewer_gpus.WITHOUT) or [])
         changes = {**changes, **fewer} if fewer else {}
     changes = {**changes, **limits.raised(step, verdict, changed, env)}
-    if klass == "port_in_use" and "port" in params:
+    if klass == "port_in_use" and "port" in params and not changes:
         changes = {"port": int(params["port"]) + 1 + rng.randrange(200)}
     if action == CHANGE and not changes:
         return Decision(False, "{}: {}".format(klass, why or "needs a change and there is nothing left to change"))

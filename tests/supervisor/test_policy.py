@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -11,15 +12,21 @@ from remote_jobs.agent import policy
 from remote_jobs.protocol import StepSpec
 
 
+def as_read(record: Any) -> Any:
+    """A record as it comes out of its file: no object of it is one that the program holds."""
+    return json.loads(json.dumps(record))
+
+
 def verdict(klass: str, text: str = "boom", retry: str = "yes") -> dict[str, Any]:
     """A failure object of explain's shape."""
-    return {"class": klass, "retry": retry, "signature": "s", "root_cause": {"line": 1, "text": text}, "evidence": []}
+    failure = {"class": klass, "retry": retry, "signature": "s", "root_cause": {"line": 1, "text": text}, "evidence": []}
+    return as_read(failure)
 
 
 def decide(step: StepSpec, verdicts: list[dict[str, Any]], progress: list[int] | None = None, **params: Any) -> policy.Decision:
     """Decide after the last of these verdicts."""
     progress = progress or [0] * len(verdicts)
-    history = [{"verdict": item, "progress": kept} for item, kept in zip(verdicts, progress, strict=True)]
+    history = as_read([{"verdict": item, "progress": kept} for item, kept in zip(verdicts, progress, strict=True)])
     return policy.decide(step, verdicts[-1], history, {**step.params, **params}, random.Random(1))
 
 
@@ -110,18 +117,50 @@ def test_a_run_step_has_nothing_to_change() -> None:
         assert not decide(RUN, [verdict(klass, retry="after_change")]).retry
 
 
-def test_a_taken_port_moves() -> None:
-    """A built-in step that was given a port gets another one."""
-    step = StepSpec(name="s", uses="serve", params={"port": 8000})
-    changed = decide(step, [verdict("port_in_use")]).changes["port"]
-    assert 8000 < changed < 8300
+class Lowest(random.Random):
+    """Every draw comes out lowest."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return a
+
+    def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
+        return 0 if stop is None else start
 
 
-def test_backoff_doubles_to_ten_minutes_with_jitter() -> None:
-    """5, 10, 20 ... 600 s, each within 20 %."""
-    rng = random.Random(7)
-    for failures, base in ((1, 5), (2, 10), (3, 20), (8, 600), (30, 600)):
-        assert 0.8 * base <= policy.backoff_s(failures, rng) <= 1.2 * base
+class Highest(random.Random):
+    """Every draw comes out highest."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
+
+    def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
+        return (start if stop is None else stop) - 1
+
+
+def test_a_taken_port_moves_by_one_to_two_hundred() -> None:
+    """A built-in step that was given a port gets another one, not the same for every job of the host."""
+    step, taken = StepSpec(name="s", uses="serve"), verdict("port_in_use")
+    for rng, moved in ((Lowest(), 8002), (Highest(), 8201)):
+        decision = policy.decide(step, taken, [{"verdict": taken}], {"port": "8001"}, rng)
+        assert decision.changes == {"port": moved}
+        assert decision.reason == f"port_in_use: trying again with port={moved}"
+    assert decide(step, [taken]).changes == {}, "it has none to move"
+    for other in ("network", "segfault"):
+        assert decide(step, [verdict(other)], port=8001).changes == {}
+    planned = with_retry({"port_in_use": {"port": {"set": 9000}}}, uses="serve")
+    assert decide(planned, [taken], port=8001).changes == {"port": 9000}
+
+
+@pytest.mark.parametrize(("failures", "base"), [(0, 5), (1, 5), (2, 10), (3, 20), (7, 320), (8, 600), (30, 600)])
+def test_backoff_doubles_to_ten_minutes_give_or_take_a_fifth(failures: int, base: float) -> None:
+    assert policy.backoff_s(failures, Lowest()) == pytest.approx(0.8 * base)
+    assert policy.backoff_s(failures, Highest()) == pytest.approx(1.2 * base)
+
+
+@pytest.mark.parametrize("klass", sorted(klass for klass, (action, _) in policy.POLICY.items() if action == policy.AGAIN))
+def test_only_a_busy_gpu_needs_no_pause(klass: str) -> None:
+    """Its gate waits for the GPU anyway."""
+    assert (decide(RUN, [verdict(klass)]).delay_s == 0) == (klass == "gpu_busy")
 
 
 def test_every_failure_class_has_a_policy() -> None:
@@ -129,6 +168,69 @@ def test_every_failure_class_has_a_policy() -> None:
     from remote_jobs.logs import FAILURE_CLASSES
 
     assert set(policy.POLICY) == set(FAILURE_CLASSES)
+
+
+AGAIN = sorted(klass for klass, (action, _) in policy.POLICY.items() if action == policy.AGAIN)
+
+
+@pytest.mark.parametrize("klass", [*AGAIN, "a_class_of_tomorrow", "zz_class_of_tomorrow"])
+def test_a_verdict_that_says_no_is_obeyed_but_for_outside_causes(klass: str) -> None:
+    goes_on = klass in policy.OUTSIDE_CAUSES or klass == "unknown"
+    decision = decide(RUN, [verdict(klass, retry="no")])
+    assert decision.retry == goes_on
+    assert goes_on or decision.reason == f"{klass}: trying again cannot help"
+    assert decide(RUN, [verdict(klass, retry="after_change")]).retry
+
+
+def test_the_reason_is_for_people() -> None:
+    extract = StepSpec(name="e", uses="extract", params={"gpu_memory_utilization": 0.9})
+    assert decide(RUN, [verdict("network")]).reason == "network: trying the same command again"
+    assert decide(extract, [verdict("gpu_oom")]).reason == "gpu_oom: trying again with gpu_memory_utilization=0.85"
+    assert decide(RUN, [verdict("gpu_oom")]).reason == "gpu_oom: needs a change and there is nothing left to change"
+    assert decide(RUN, [verdict("config")]).reason == "config: trying again cannot help"
+    assert decide(RUN, [verdict("network")] * 3).reason == "3 tries without new progress, the limit for network is 3"
+    assert decide(RUN, [verdict("nccl")] * 2).reason == "2 tries without new progress, the limit for nccl is 2"
+    step = with_retry({"attempts": 9, "gpu_oom": {"zeta": {"set": 1}, "alpha": {"set": 1}}}, uses="serve")
+    assert decide(step, [verdict("nccl")] * 2).reason == "the same failure twice with no new progress"
+    assert decide(step, [verdict("gpu_oom")]).reason == "gpu_oom: trying again with zeta=1"
+    assert decide(step, [verdict("gpu_oom")], zeta=1).reason == "gpu_oom: trying again with alpha=1"
+
+
+@pytest.mark.parametrize("attempts", [2, 300])
+def test_attempts_counts_all_tries_progress_or_not(attempts: int) -> None:
+    step, kept = with_retry({"attempts": attempts}), list(range(1, attempts + 2))
+    assert decide(step, [verdict("killed")] * (attempts - 1), progress=kept[:-2]).retry
+    last = decide(step, [verdict("killed")] * attempts, progress=kept[:-1])
+    assert (last.retry, last.reason) == (False, f"attempt {attempts} of {attempts} failed (killed)")
+    assert not decide(step, [verdict("killed")] * (attempts + 1), progress=kept).retry, "the limit was lowered meanwhile"
+
+
+def test_attempts_may_raise_what_a_class_gets_by_itself() -> None:
+    step = with_retry({"attempts": 6})
+    assert decide(step, [verdict("network")] * 5).retry
+    assert not decide(step, [verdict("network")] * 6).retry
+    assert decide(with_retry({"network": {"attempts": 5}}), [verdict("network")] * 4).retry
+    assert not decide(with_retry({"attempts": 9, "network": {"attempts": 2}}), [verdict("network")] * 2).retry
+    assert not decide(with_retry({"attempts": 2, "network": {"attempts": 9}}), [verdict("network")] * 2, [1, 2]).retry
+
+
+def test_only_more_than_ever_before_is_progress() -> None:
+    kills = [verdict("killed")] * 3
+    assert not decide(RUN, kills, progress=[10, 4, 5]).retry, "it fell back, and gained less than it had"
+    assert not decide(RUN, kills, progress=[1000, 1000, 1000]).retry
+    assert decide(RUN, kills, progress=[10, 4, 11]).retry
+
+
+def test_twice_the_same_means_the_last_two() -> None:
+    step, one, other = with_retry({"attempts": 9}), verdict("nccl", "a"), verdict("nccl", "b")
+    for first, last in ((one, other), (other, one)):
+        assert decide(step, [first, last]).retry
+        assert not decide(step, [first, last, last]).retry
+        assert decide(step, [last, first, last]).retry
+        assert decide(step, [last, last, first]).retry
+    for progress in ([10, 10], [10, 5], [1000, 1000]):
+        assert not decide(step, [one, one], progress=progress).retry
+    assert decide(step, [one, one], progress=[5, 10]).retry
 
 
 HARDWARE = {**verdict("gpu_hardware", "uncorrectable ECC error", retry="no"), "evidence": []}
@@ -166,3 +268,38 @@ def test_a_broken_gpu_is_left_out_where_the_plan_allows_fewer(
         assert found.changes["without_gpus"] == [f"GPU-{i}" for i in faulty]
         for name, value in wanted.items():
             assert found.changes.get(name, gpus if name == "gpus" else None) == value, found.changes
+
+
+FEWER = StepSpec(name="s", uses="serve", params={"tensor_parallel_size": 8}, gpus=8, retry={"gpu_hardware": {"fewer_gpus": {"min": 1}}})
+
+
+def after(failure: dict[str, Any], *faulty: int, step: StepSpec = FEWER) -> policy.Decision:
+    return policy.decide(step, failure, [{"verdict": failure}], step.params, random.Random(1), survey=healthy(8, *faulty))
+
+
+def test_the_reason_names_the_gpu_that_is_left_out() -> None:
+    decision = after(as_read(HARDWARE), 2)
+    assert decision.reason == (
+        "gpu_hardware: trying again with gpus=4, tensor_parallel_size=4 (without gpu 2 (GPU-2): Xid 79)"
+    )
+    unknown = after(HARDWARE)
+    assert (unknown.retry, unknown.reason) == (False, "gpu_hardware: which GPU failed is not known, so none can be left out")
+
+
+@pytest.mark.parametrize("klass", ["gpu_oom", "shm", "disk_full", "kv_cache_too_small"])
+def test_no_gpu_is_left_out_for_another_failure(klass: str) -> None:
+    assert "without_gpus" not in after(verdict(klass), 2).changes
+
+
+def test_a_contained_memory_error_leaves_no_gpu_out() -> None:
+    decision = after({**HARDWARE, "signature": "xid-contained", "retry": "yes"}, 2)
+    assert (decision.retry, decision.changes) == (True, {})
+
+
+def test_what_else_the_plan_changes_goes_with_fewer_gpus() -> None:
+    for name in ("a_flag", "zz_flag"):
+        rules = {"gpu_hardware": {"fewer_gpus": {"min": 1}, name: {"set": 1}}}
+        found = after(HARDWARE, 2, step=StepSpec(name="s", uses="serve", params={"tensor_parallel_size": 8}, gpus=8, retry=as_read(rules)))
+        assert found.changes == {name: 1, "without_gpus": ["GPU-2"], "gpus": 4, "tensor_parallel_size": 4}
+        assert f"{name}=1" in found.reason
+        assert "without_gpus=" not in found.reason
