@@ -115,6 +115,7 @@ def run_tests(tests: list[str]) -> int:
 
 def baseline(tests: list[str], names: Path) -> int:
     """The tests without any mutant; leaves the names of all modules but theirs, to be imported beforehand."""
+    sys.dont_write_bytecode = False  # so that the mutants' runs compile nothing but the mutant
     status, theirs = run_tests(tests), ("tests", "conftest", "__main__")
     names.write_text("\n".join(name for name in sys.modules if name.split(".")[0] not in theirs), "utf-8")
     return status

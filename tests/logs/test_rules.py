@@ -10,8 +10,17 @@ from remote_jobs.logs import FAILURE_CLASSES
 from remote_jobs.logs.evidence import TRIGGERS, match_rule, read_body
 from remote_jobs.logs.lines import read_prefix
 from remote_jobs.logs.phases import ANCHORS, TABLE
-from remote_jobs.logs.rules import RULES
-from remote_jobs.logs.rules.rule import needles_of
+from remote_jobs.logs.rules import CLASSES, RULES, Rule
+from remote_jobs.logs.rules.rule import (
+    CAUSE,
+    GENERIC,
+    HARD,
+    SOFT_KILL,
+    STRONG_KILL,
+    SYMPTOM,
+    WRAPPER,
+    needles_of,
+)
 
 
 def body(text):
@@ -60,18 +69,55 @@ def test_triggers_have_no_digits_and_are_lower_case():
         assert not re.search(rb"\d", text)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("abc", {"abc"}),
-        ("ab?c|def", {"a", "def"}),
-        (r"(?:one|two) three", {" three"}),
-        (r"(?:alpha|beta)x?", {"alpha", "beta"}),
-        (r"(?i)ADDRESS already", {"address already"}),
-        (r"\d+|x", set()),
-        (r"Errno 12\b", {"errno 12"}),
-        (r"(?!skip)found(?P<n>\d)", {"found"}),
-    ],
-)
+CERTAIN = [
+    # what stands there; of several runs the longest, of equals the first
+    ("abc", {"abc"}), ("^start", {"start"}), ("end$", {"end"}), ("a.cd", {"cd"}), ("ab.cd", {"ab"}), (r"a\d+bc", {"bc"}),
+    (r"\bword\b", {"word"}), (r"Errno 12\b", {"errno 12"}), (r"a\.b", {"a.b"}), (r"a\\b", {"a\\b"}), (r"x\(y\)z", {"x(y)z"}),
+    # classes
+    ("[abc]long", {"long"}), ("[]x]long", {"long"}), (r"[^\]]long", {"long"}), ("[^]]long", {"long"}), ("[^]x]long", {"long"}),
+    (r"[\]a]tail", {"tail"}), ("[a^]tail", {"tail"}), ("ab[c]d", {"ab"}), ("[a-z]+", set()), ("[(|]tail", {"tail"}),
+    # quantifiers
+    ("ab?c", {"a"}), ("ab*", {"a"}), ("abc+d", {"abc"}), ("ab{2}c", {"ab"}), ("A{3}bc", {"bc"}), ("ab{0,1}cde", {"cde"}),
+    ("abcd*?ef", {"abc"}), ("abcd+?ef", {"abcd"}), ("ab?cd*efg", {"efg"}), ("a{10}bc", {"bc"}), (".{0,60}tail", {"tail"}),
+    (r"\s{2,}tail", {"tail"}), ("[a-z]{2}tail", {"tail"}), ("[a-z]*tail", {"tail"}), ("(?:ab)?", set()),
+    # groups
+    ("(abc|de)", {"abc", "de"}), ("ab(?:cdef)", {"cdef"}), ("abc(?:de)", {"abc"}), ("(?:abc|de)?tail", {"tail"}),
+    ("(?:ab)*x", {"x"}), ("(?:ab)+x", {"ab"}), ("(?:ab){2}", {"ab"}), ("(?:ab){0,3}c", {"c"}), ("(?:)abc", {"abc"}),
+    ("(?:one|two) three", {" three"}), ("(?:alpha|beta)x?", {"alpha", "beta"}), ("(?:a(?:bc|de)f|ghi)", {"bc", "de", "ghi"}),
+    (r"(?:abcdef|\w)gh", {"gh"}), ("(?:abc|d)efg", {"efg"}), ("(?P<n>abc)d", {"abc"}), ("(?P<name>a)(?P=name)bc", {"bc"}),
+    # a look-around holds no text of the match
+    ("(?=abc)..cx", {"cx"}), ("(?!abc)x", {"x"}), ("(?<=abc)x", {"x"}), ("(?<!abcd)x", {"x"}), (r"(?!skip)found(?P<n>\d)", {"found"}),
+    # flags
+    ("(?i)ABC already", {"abc already"}), ("(?ms)abc", {"abc"}), ("(?i:abc)d", {"abc"}), ("(?im:abc|defg)", {"abc", "defg"}),
+    # alternatives: one without a certain text makes all uncertain
+    ("ab?c|def", {"a", "def"}), ("a|b|c", {"a", "b", "c"}), ("ab|cd|ab", {"ab", "cd"}), ("abc$|^def", {"abc", "def"}),
+    (r"abc|\d+", set()), (r"\d+|x", set()), ("abc|", set()), ("", set()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pattern", "expected"), CERTAIN)
 def test_needles_are_certain(pattern, expected):
     assert set(needles_of(pattern)) == expected
+    assert list(needles_of(pattern)) == sorted(expected)
+
+
+@pytest.mark.parametrize("pattern", ["abc)", "a|b)c"])
+def test_a_pattern_that_cannot_be_read_is_refused(pattern):
+    with pytest.raises(ValueError, match=re.escape(f"cannot read the pattern {pattern!r}")):
+        needles_of(pattern)
+
+
+def test_a_rule_speaks_for_itself_or_for_its_class():
+    plain = Rule("r", "network", "x", "it broke", "x", "here")
+    assert (plain.retry_advice, plain.advice_text) == CLASSES["network"]
+    own = Rule("r", "network", "x", "it broke", "x", "here", advice="do this", retry="no")
+    assert (own.retry_advice, own.advice_text) == ("no", "do this")
+    assert (plain.rank, plain.teardown_noise, plain.cut_short) == (CAUSE, False, False)
+    with pytest.raises(AttributeError):
+        plain.rank = 1
+
+
+def test_ranks_stand_in_the_order_of_judgement():
+    assert HARD < CAUSE < STRONG_KILL < SYMPTOM < GENERIC < SOFT_KILL < WRAPPER
+    for rule in RULES:
+        assert HARD <= rule.rank <= WRAPPER + 1, rule.id

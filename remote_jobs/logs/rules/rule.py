@@ -133,14 +133,15 @@ def _sequence(pattern: str, at: int) -> Tuple[Optional[List[str]], int]:
         char = pattern[at]
         if char == "(":
             inner = at + 1
-            skip = pattern.startswith(("?!", "?=", "?<"), inner) and not pattern.startswith("?P<", inner)
+            skip = pattern.startswith(("?!", "?=", "?<", "?P="), inner)
             if pattern.startswith("?", inner):
                 inner = _behind_group_head(pattern, inner)
             options, at = _alternatives(pattern, inner)
             options = None if skip else options
             at += 1
         elif char == "[":
-            at += 2 if pattern[at + 1 : at + 2] in {"]", "^"} else 1
+            at += 2 if pattern[at + 1] == "^" else 1
+            at += pattern[at] == "]"  # as the first of its class it is one of its characters
             while pattern[at] != "]":
                 at += 2 if pattern[at] == "\\" else 1
             at += 1
