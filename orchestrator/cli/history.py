@@ -64,7 +64,7 @@ def history(
     as_json: JsonOption = False,
 ) -> None:
     """List past and present jobs with durations, attempts, verdicts, GPU hours; or one job in time."""
-    from orchestrator.core.errors import UsageError
+    from orchestrator.core.errors import ProtocolError, UsageError
 
     if job is None and plot is not None:
         raise UsageError("--plot draws one job", "name it: orch history JOB --plot FILE")
@@ -93,6 +93,8 @@ def history(
     for item in answer["hosts"]:
         if item["error"]:
             say(f"orch: {one_line(item['name'])} was not asked: {one_line(item['error']['message'])}")
+    if any(item["error"] and item["error"]["code"] == "protocol" for item in answer["hosts"]):
+        raise typer.Exit(ProtocolError.exit_status)
 
 
 def _one(

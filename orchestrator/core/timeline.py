@@ -5,10 +5,13 @@ Pure: a job's view and the host's readings come in; who draws it is not known he
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
+
+from orchestrator.core.times import parse_time
 
 LOST_STATES = frozenset({"failed", "lost"})
 
@@ -74,14 +77,6 @@ class Timeline:
         return list(dict.fromkeys(phase.label for lane in self.lanes for phase in lane.phases))
 
 
-def moment(text: Any) -> datetime | None:
-    """A time of an event: ISO UTC with Z."""
-    try:
-        return datetime.fromisoformat(str(text))
-    except ValueError:
-        return None
-
-
 def of_view(view: Mapping[str, Any], now: datetime, readings: Iterable[Mapping[str, Any]] = ()) -> Timeline:
     """The timeline of a job's view; what still runs ends at ``now``.
 
@@ -99,8 +94,8 @@ def of_view(view: Mapping[str, Any], now: datetime, readings: Iterable[Mapping[s
         ),
         key=lambda lane: lane.span.start,
     )
-    start = moment(view.get("started_at")) or moment(view.get("created_at")) or now
-    end = moment(view.get("ended_at")) or now
+    start = parse_time(view.get("started_at")) or parse_time(view.get("created_at")) or now
+    end = parse_time(view.get("ended_at")) or now
     for lane in lanes:
         start, end = min(start, lane.span.start), max(end, lane.span.end)
     read = tuple(reading for record in readings if (reading := _reading(record)) is not None)
@@ -112,15 +107,15 @@ def of_view(view: Mapping[str, Any], now: datetime, readings: Iterable[Mapping[s
 
 
 def _lane(step: Mapping[str, Any], attempt: Mapping[str, Any], now: datetime) -> Lane | None:
-    start = moment(attempt.get("started_at"))
+    start = parse_time(attempt.get("started_at"))
     if start is None:
         return None
-    end = moment(attempt.get("ended_at")) or now
+    end = parse_time(attempt.get("ended_at")) or now
     state = str(attempt.get("state"))
     verdict = attempt.get("verdict") or {}
     phases = []
     for phase in attempt.get("phases") or []:
-        began = moment(phase.get("started_at"))
+        began = parse_time(phase.get("started_at"))
         if began is not None:
             took = phase.get("took_s")
             ended = began + timedelta(seconds=float(took)) if took is not None else end
@@ -133,7 +128,7 @@ def _lane(step: Mapping[str, Any], attempt: Mapping[str, Any], now: datetime) ->
 
 
 def _reading(record: Mapping[str, Any]) -> Reading | None:
-    at = moment(record.get("at"))
+    at = parse_time(record.get("at"))
     gpus: dict[int, tuple[float | None, float | None]] = {}
     for row in record.get("gpus") or []:
         if isinstance(row, list) and len(row) == 4 and row[0] is not None:
@@ -178,7 +173,8 @@ def ticks(start: datetime, end: datetime, most: int = 8) -> list[tuple[datetime,
     """Round moments of an axis with their labels: time since the start."""
     total = max(1.0, (end - start).total_seconds())
     steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
-    every = next((step for step in steps if total / step <= most), steps[-1])
+    week = steps[-1]
+    every = next((step for step in steps if total / step <= most), week * math.ceil(total / most / week))
     return [
         (start + timedelta(seconds=at), _elapsed(at, every)) for at in range(0, int(total) + 1, every)
     ]

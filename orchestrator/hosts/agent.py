@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
+from orchestrator.core.answers import ANSWERS, check_answer
 from orchestrator.core.errors import (
     ChannelTimeout,
     GateClosed,
@@ -28,6 +29,7 @@ from orchestrator.core.errors import (
     OrchError,
     ProtocolError,
     Unreachable,
+    UsageError,
 )
 from orchestrator.hosts.forward import Tunnel
 from orchestrator.hosts.prompt import Ask, Meeting, NoTerminal, Prompter
@@ -98,6 +100,7 @@ class AgentClient:
 
         Raises:
             HostError: unreachable, refused, timed out. GateClosed, HostFull, NoSuchJob, HostRefused: what the agent said.
+            ProtocolError: an answer that makes no sense (see `orchestrator.core.answers`).
         """
         if op == "control":
             fields.setdefault("key", uuid.uuid4().hex[:12])  # makes a resend recognisable
@@ -115,6 +118,8 @@ class AgentClient:
 
         answer = self._with_reconnects(send, (timeout_s or REQUEST_TIMEOUT_S) + held_s)
         if answer.get("ok"):
+            exact = f"{op} {fields.get('action')}"
+            check_answer(self.host, exact if exact in ANSWERS else op, answer)
             return answer
         raise refusal(answer, self.host)
 
@@ -221,6 +226,7 @@ class AgentClient:
         try:
             session = Session(self.host, self._open(meeting.ask))
             session.start(build())
+            check_answer(self.host, "hello", {"hello": session.hello})
         except BaseException as exc:
             if session is not None:
                 session.stream.close()
@@ -258,6 +264,8 @@ def refusal(answer: Mapping[str, Any], host: str) -> OrchError:
         return NoPython(message, hint, host=host)
     if code == "no_job":
         return NoSuchJob(message, hint)
+    if code in ("no_step", "no_attempt"):
+        return UsageError(message, hint)
     if code == "version":
         return ProtocolError(message, hint)
     if code == "timeout":

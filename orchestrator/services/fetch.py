@@ -20,7 +20,6 @@ from orchestrator.core.errors import HostRefused, LocalError
 from orchestrator.services.local_paths import Destination, UnsafeName, open_part
 from orchestrator.services.look import look, remember
 from orchestrator.services.resolve import FoundJob
-from orchestrator.services.shape import check_listing
 from orchestrator.services.upload import Progress
 from orchestrator.services.wait import the_job
 
@@ -94,8 +93,7 @@ def fetch(
     listing = agent.request("list", job=job.id, roots=roots)
     if listing.get("truncated"):
         answer["skipped"].append({"path": "...", "reason": "the host has more files than one listing holds"})
-    entries = check_listing(listing, job.host)
-    for remote in _wanted(entries, view.get("workdir"), include, what, answer["links"]):
+    for remote in _wanted(listing.get("entries") or [], view.get("workdir"), include, what, answer["links"]):
         _one(agent, remote, place, progress, answer)
     return answer
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from orchestrator.core.answers import SPEC, fits
 from orchestrator.core.errors import HostError, LocalError, UsageError
 from orchestrator.core.schema import suggest
 from orchestrator.core.states import OVER
@@ -103,13 +104,16 @@ def service_port(spec: Mapping[str, Any], state: Mapping[str, Any]) -> int | Non
         changed = changed.get("to")
     given = changed or (spec.get("params") or {}).get("port")
     ready = (spec.get("service") or {}).get("ready") or {}
-    if given is None and ready.get("http"):
-        url = urlsplit(str(ready["http"]))
-        given = url.port or {"http": 80, "https": 443}.get(url.scheme)
-    given = given or ready.get("port")
-    if given is None and spec.get("uses") == "serve":
-        return VLLM_PORT
-    return int(given) if given is not None else None
+    try:
+        if given is None and ready.get("http"):
+            url = urlsplit(str(ready["http"]))
+            given = url.port or {"http": 80, "https": 443}.get(url.scheme)
+        given = given or ready.get("port")
+        if given is None and spec.get("uses") == "serve":
+            return VLLM_PORT
+        return int(given) if given is not None else None
+    except (TypeError, ValueError):  # no number, though it came from the job's own spec
+        return None
 
 
 def spec_of(session: Session, job: FoundJob) -> dict[str, Any]:
@@ -122,12 +126,12 @@ def spec_of(session: Session, job: FoundJob) -> dict[str, Any]:
     path = f"{agent.hello()['root']}/jobs/{job.id}/spec.json"
     answer = agent.request("get", path=path, offset=0, length=MAX_SPEC_BYTES)
     try:
-        found = json.loads(answer["payload"])
-    except ValueError as error:
+        found = json.loads(answer.get("payload") or b"")
+    except (ValueError, RecursionError) as error:
         raise HostError(f"{job.host}: {path} cannot be read", host=job.host) from error
-    if not isinstance(found, dict):
+    if not fits(found, SPEC):
         raise HostError(f"{job.host}: {path} is no spec", host=job.host)
-    return found
+    return dict(found)
 
 
 def forward(

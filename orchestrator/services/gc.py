@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import OrchError, ProtocolError
 from orchestrator.services.parallel import in_parallel
-from orchestrator.services.shape import check_collected
 
 if TYPE_CHECKING:
     from orchestrator.services.session import Session
@@ -37,7 +36,7 @@ def _collect(session: Session, name: str, older_than_s: float, apply: bool) -> d
     answer: dict[str, Any] = {"name": name, "reachable": False, "error": None, "items": [], "kept": [], "bytes": 0}
     try:
         found = session.agent(name).request("gc", timeout_s=TIMEOUT_S, older_than_s=older_than_s, apply=apply)
-        answer.update(check_collected(found, name), reachable=True)
+        answer.update({key: found[key] for key in ("items", "kept", "bytes")}, reachable=True)
     except OrchError as error:
         answer["error"] = error.to_json()["error"]
         answer["reachable"] = isinstance(error, ProtocolError)

@@ -7,9 +7,10 @@ from datetime import datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.errors import OrchError
-from orchestrator.core.timeline import gpu_hours, moment
-from orchestrator.services.look import look_at_all, remember
+from orchestrator.core.errors import OrchError, ProtocolError
+from orchestrator.core.timeline import gpu_hours
+from orchestrator.core.times import parse_time
+from orchestrator.services.look import HostLook, look_at_all, remember
 from orchestrator.services.parallel import in_parallel
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def history(
     looks = [] if local else look_at_all(session, hosts)
     for item in looks:
         remember(session, item.jobs)
-    _mirror(session, [item.host for item in looks if item.reachable])
+    _mirror(session, [item for item in looks if item.reachable])
     runs = {str(run["job"]): run.get("attempts") or [] for run in session.ledger.runs(host)}
     rows = [row for row in session.ledger.jobs() if (host is None or row.host == host)]
     jobs = [_entry(row.view, runs.get(row.id, []), session.now()) for row in rows if row.view]
@@ -48,25 +49,26 @@ def history(
     }
 
 
-def _mirror(session: Session, hosts: list[str]) -> None:
-    """Copy the hosts' own history (durations, forecasts) into the ledger; a host without one is none the worse."""
+def _mirror(session: Session, looks: Sequence[HostLook]) -> None:
+    """Copy the hosts' own history (durations, forecasts) into the ledger; a host without one is none the worse, one
+    that answers with nonsense is told as such.
+    """
+    by_host = {item.host: item for item in looks}
 
     def ask(host: str) -> list[dict[str, Any]]:
         try:
-            return [
-                run
-                for run in session.agent(host).request("history").get("runs") or []
-                if isinstance(run, dict)
-            ]
+            return list(session.agent(host).request("history")["runs"])
+        except ProtocolError as error:
+            by_host[host].error = error
+            return []
         except OrchError:
             return []
 
-    if hosts:
-        for host, runs in zip(hosts, in_parallel(hosts, ask), strict=True):
-            by_job: dict[str, list[dict[str, Any]]] = {}
-            for run in runs:
-                by_job.setdefault(str(run.get("job")), []).append(run)
-            session.ledger.mirror_runs(host, [{"job": job, "attempts": rows} for job, rows in by_job.items()])
+    for host, runs in zip(by_host, in_parallel(list(by_host), ask), strict=True):
+        by_job: dict[str, list[dict[str, Any]]] = {}
+        for run in runs:
+            by_job.setdefault(run["job"], []).append(run)
+        session.ledger.mirror_runs(host, [{"job": job, "attempts": rows} for job, rows in by_job.items()])
 
 
 def forecast_score(attempts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -97,10 +99,10 @@ def forecast_score(attempts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
 
 def took_s(view: Mapping[str, Any], now: datetime) -> float | None:
     """Seconds from the first attempt's start to the job's end, or to now; None when nothing has started."""
-    start = moment(view.get("started_at"))
+    start = parse_time(view.get("started_at"))
     if start is None:
         return None
-    return round(max(0.0, ((moment(view.get("ended_at")) or now) - start).total_seconds()), 1)
+    return round(max(0.0, ((parse_time(view.get("ended_at")) or now) - start).total_seconds()), 1)
 
 
 def _entry(view: dict[str, Any], attempts_kept: Sequence[Mapping[str, Any]], now: datetime) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from orchestrator.core.errors import (
     UsageError,
 )
 from orchestrator.core.split import expand, for_ranges, one_after_another
+from orchestrator.core.times import iso
 from orchestrator.services import notify
 from orchestrator.services.look import job_view, remember
 from orchestrator.services.secrets import resolve_secrets
-from orchestrator.services.times import iso
 from orchestrator.services.upload import HashedFile, Progress, hash_file, upload
 from remote_jobs.protocol import JOB_TERMINAL
 

@@ -26,7 +26,7 @@ from orchestrator.services.launch import (
     read_plan,
     send,
 )
-from orchestrator.services.times import iso
+from orchestrator.core.times import iso
 
 if TYPE_CHECKING:
     from orchestrator.core.plan import LoadedPlan

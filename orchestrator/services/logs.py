@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.errors import UsageError
+from orchestrator.core.answers import HINT
+from orchestrator.core.errors import ProtocolError, UsageError
 from orchestrator.core.schema import suggest
 from orchestrator.core.states import OVER
 from orchestrator.services.look import HostLook, look, remember
@@ -233,6 +234,8 @@ def _drain(link: _Link, position: _Position, *, follow: bool, alone: bool) -> It
             data, caught_up = b"", True
         else:
             data, caught_up = _data(answer), bool(answer.get("caught_up"))
+            if answer["end"] <= position.offset and not (caught_up or answer.get("rotated")):
+                raise ProtocolError(f"{link.job.host}: its log of step {position.step} goes backwards", HINT)
             if answer.get("rotated") and position.inode:
                 yield LogChunk(
                     note="orch: the log was replaced or truncated on the host; going on with the new one"

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.answers import check_record
 from orchestrator.core.errors import OrchError, ProtocolError
+from orchestrator.core.times import age_s
 from orchestrator.services.parallel import in_parallel
-from orchestrator.services.shape import check_answer, check_record
-from orchestrator.services.times import age_s
 
 if TYPE_CHECKING:
     from orchestrator.services.session import Session
@@ -102,15 +102,9 @@ def look(session: Session, host: str, *, timeout_s: float | None = None, **reque
 def take_answer(result: HostLook, answer: dict[str, Any], asked: tuple[datetime, float]) -> None:
     """Fill in a look from an agent's answer. ``asked``: when, and how long it took (s).
 
-    A job whose record makes no sense is unreadable; an answer that makes none is an error of the host.
+    A job whose record makes no sense is unreadable.
     """
     sent_at, took = asked
-    try:
-        check_answer(answer)
-    except ProtocolError as error:
-        hint = "is another program answering there? see: orch hosts check"
-        result.error = ProtocolError(f"{result.host}: its answer makes no sense: {error}", hint)
-        return
     result.answer = answer
     theirs = answer.get("wall")
     if isinstance(theirs, (int, float)) and abs(theirs) < MAX_WALL_S:

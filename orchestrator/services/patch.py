@@ -66,10 +66,10 @@ def text(action: str, document: dict[str, Any]) -> list[str]:
     if action == "revert":
         restored = [f"{name}: {path}" for name, paths in document["restored"].items() for path in paths]
         return restored or ["nothing was applied in place"]
-    if "changed" in document:
+    if document.get("changed") is not None:
         return [f"{name}: {path}" for name, paths in document["changed"].items() for path in paths]
-    names = ", ".join(item["name"] for item in document["sets"]) or "no set suits this host"
-    return [names, *([f"overlay: {document['overlay']}"] if document["overlay"] else [])]
+    names = ", ".join(item["name"] for item in document.get("sets") or []) or "no set suits this host"
+    return [names, *([f"overlay: {document['overlay']}"] if document.get("overlay") else [])]
 
 
 def _described(item: dict[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.services.times import iso
+from orchestrator.core.times import iso
 
 if TYPE_CHECKING:
     from orchestrator.services.launch import Prepared

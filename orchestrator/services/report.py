@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.answers import SPEC, fits
 from orchestrator.core.errors import OrchError
 from orchestrator.core.timeline import Timeline, gpu_hours
 from orchestrator.services.history import forecast_score, took_s
@@ -71,9 +72,9 @@ def report(session: Session, job: FoundJob) -> Report:
 def _spec(session: Session, job: FoundJob) -> dict[str, Any]:
     try:
         found = json.loads(job_file(session, job, "spec.json") or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return found if fits(found, SPEC) else {}
 
 
 def _failures(session: Session, job: FoundJob, view: Mapping[str, Any]) -> list[Failure]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.answers import READING, fits
 from orchestrator.core.errors import HostRefused
 from orchestrator.core.timeline import Timeline, of_view
 from orchestrator.services.look import look, remember, remembered_view
@@ -54,12 +55,13 @@ def job_file(session: Session, job: FoundJob, name: str, limit: int = MAX_BYTES)
     data = b""
     while len(data) < limit:
         try:
-            answer = agent.request("get", path=path, offset=len(data), length=min(CHUNK_BYTES, limit - len(data)))
+            wanted = min(CHUNK_BYTES, limit - len(data))
+            answer = agent.request("get", path=path, offset=len(data), length=wanted)
         except HostRefused:
             return data
         chunk = bytes(answer.get("payload") or b"")
         data += chunk
-        if not chunk or answer.get("eof"):
+        if len(chunk) < wanted or answer.get("eof"):
             break
     return data
 
@@ -68,7 +70,7 @@ def _readings(session: Session, job: FoundJob) -> Iterator[dict[str, Any]]:
     for line in job_file(session, job, "usage.jsonl").splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(record, dict):
+        if fits(record, READING):
             yield record

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from orchestrator.core.errors import ConfigError, HostError
+from orchestrator.core.answers import HINT
+from orchestrator.core.errors import ConfigError, HostError, ProtocolError
 
 if TYPE_CHECKING:
     from orchestrator.hosts.agent import AgentClient
@@ -73,7 +74,10 @@ def upload(agent: AgentClient, files: Sequence[HashedFile], progress: Progress) 
         return 0
     sent = 0
     for missing in agent.request("have", sha256=list(by_hash))["missing"]:
-        sent += _send(agent, by_hash[missing["sha256"]], int(missing["offset"]), progress)
+        file = by_hash.get(missing["sha256"])
+        if file is None:
+            raise ProtocolError(f"{agent.host}: it asks for a file that was never offered to it", HINT)
+        sent += _send(agent, file, missing["offset"], progress)
     return sent
 
 
@@ -98,7 +102,7 @@ def _send(agent: AgentClient, file: HashedFile, offset: int, progress: Progress)
                     progress.advance(len(chunk))
                     progress.finish()
                     return sent
-                told = int(answer["offset"])
+                told = answer["offset"]
                 if told != offset + len(chunk):
                     # A part was lost with a broken link (or another upload of it runs): go on from what is there.
                     offset = told

@@ -209,9 +209,9 @@ class Ledger:
             (
                 str(view["id"]),
                 str(view.get("host") or ""),
-                str(view.get("name") or view["id"]),
-                view.get("plan_sha256"),
-                str(view.get("created_at") or view.get("started_at") or at),
+                _stored(view.get("name") or view["id"]),
+                None if view.get("plan_sha256") is None else _stored(view["plan_sha256"]),
+                _stored(view.get("created_at") or view.get("started_at") or at),
                 at,
                 at,
                 int(view.get("seq") or 0),
@@ -238,7 +238,7 @@ class Ledger:
     def mirror_runs(self, host: str, runs: Sequence[Mapping[str, Any]]) -> None:
         """Keep a copy of a host's history records, which carry durations and the scores of forecasts."""
         rows = [
-            (host, str(run["job"]), json.dumps(run, separators=(",", ":"))) for run in runs if run.get("job")
+            (host, _stored(run["job"]), json.dumps(run, separators=(",", ":"))) for run in runs if run.get("job")
         ]
         with self._writing() as db:
             db.executemany("INSERT OR REPLACE INTO runs (host, job, record) VALUES (?, ?, ?)", rows)
@@ -452,3 +452,8 @@ def _row(record: sqlite3.Row) -> JobRow:
 
 def _iso(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _stored(text: Any) -> str:
+    """A text as SQLite takes it: without halves of surrogate pairs, which a host's file names may hold."""
+    return str(text).encode("utf-8", "replace").decode("utf-8")

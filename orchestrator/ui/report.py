@@ -11,7 +11,8 @@ from datetime import datetime
 from html import escape
 from typing import Any
 
-from orchestrator.core.timeline import mean_utilisation, moment
+from orchestrator.core.timeline import mean_utilisation
+from orchestrator.core.times import parse_time
 from orchestrator.services.report import Failure, Report
 from orchestrator.ui.drawing import legend, svg
 from orchestrator.ui.history import score_line
@@ -129,7 +130,7 @@ def _steps(report: Report) -> str:
 
 
 def _took(attempt: Mapping[str, Any], now: datetime) -> str:
-    start, end = moment(attempt.get("started_at")), moment(attempt.get("ended_at"))
+    start, end = parse_time(attempt.get("started_at")), parse_time(attempt.get("ended_at"))
     return duration(((end or now) - start).total_seconds()) if start else "-"
 
 

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import datetime, tzinfo
 
-from orchestrator.services.times import iso, parse_time
+from orchestrator.core.times import iso, parse_time
 
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
@@ -21,7 +21,8 @@ _ESCAPES = re.compile(
 )
 _BIDI = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x061C, 0x200E, 0x200F], None)
 """Characters that reorder what a terminal shows: a log line could hide behind them."""
-_CONTROLS = {code: "�" for code in (*range(0x20), *range(0x7F, 0xA0)) if code != 0x09}
+_CONTROLS = {code: "�" for code in (*range(0x20), *range(0x7F, 0xA0), *range(0xD800, 0xE000)) if code != 0x09}
+"""Also halves of surrogate pairs: a file name that is no UTF-8 has some, and no stream takes them."""
 
 
 _UNPRINTABLE = {code: char for code, char in {**_CONTROLS, **_BIDI}.items() if code != 0x0A}

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core.answers import check_answer
 from orchestrator.core.errors import ProtocolError
 from orchestrator.services.local_paths import Destination, UnsafeName, open_part, safe_parts
-from orchestrator.services.shape import check_listing
 from tests.security.evil_host import NAME
 from tests.support.laptop import Answer, Laptop
 
@@ -95,8 +95,8 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_a_malformed_listing_is_refused_in_words(name: str) -> None:
-    with pytest.raises(ProtocolError, match="box: its answer makes no sense"):
-        check_listing({"entries": MALFORMED[name]}, "box")
+    with pytest.raises(ProtocolError, match="box: its answer to list makes no sense"):
+        check_answer("box", "list", {"entries": MALFORMED[name]})
 
 
 def test_a_malformed_listing_is_an_answer_not_a_crash(evil: Laptop) -> None:

@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from orchestrator.core.answers import check_record
 from orchestrator.core.errors import ProtocolError
-from orchestrator.services.shape import check_record
 from tests.security.evil_host import NAME
 from tests.support.laptop import Laptop
 

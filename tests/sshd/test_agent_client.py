@@ -338,7 +338,7 @@ def fake(script: str) -> tuple[AgentClient, list[int]]:
     return AgentClient("gpubox", open_stream, Person()), pids
 
 
-HELLO = 'import json, sys, time\nprint(json.dumps({"id": 0, "ok": True, "hello": {"v": 1}}), flush=True)\n'
+HELLO = 'import json, sys, time\nprint(json.dumps({"id": 0, "ok": True, "hello": {"v": 1, "release": "r", "root": "/r", "wall": 1.0}}), flush=True)\n'
 
 
 def test_an_endless_line_is_refused_with_bounded_memory(tmp_path: Path) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
+
+YEARS = range(1970, 2300)
+"""Whatever a host writes: a time outside these is none, and none of them overflows when a zone or a span is added."""
 
 
-def parse_time(iso: str | None) -> datetime | None:
+def parse_time(iso: Any) -> datetime | None:
     """Aware time of an ISO string with Z or an offset; None when it is none."""
-    if not iso:
+    if not isinstance(iso, str):
         return None
     try:
         moment = datetime.fromisoformat(iso)
     except ValueError:
+        return None
+    if moment.year not in YEARS:
         return None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
