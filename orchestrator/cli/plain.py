@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from orchestrator.ui.changes import Change, host_change, job_changes
+from orchestrator.ui.changes import Change, host_change, in_order, job_changes
 from orchestrator.ui.console import out
 from orchestrator.ui.job import Moment
 from orchestrator.ui.status import skew_words
@@ -23,9 +23,10 @@ def run_plain(session: Session, watching: Watch, write: Callable[[str], None] = 
     skewed: set[str] = set()
     broken: set[str] = set()
     while not watching.done():
-        for update in watching.next(CHECK_EVERY_S):
-            for change in _changes(session, watching, update, broken):
-                write(change.line())
+        updates = watching.next(CHECK_EVERY_S)
+        found = [change for update in updates for change in _changes(session, watching, update, broken)]
+        for change in in_order(found):
+            write(change.line())
         for host in watching.view.hosts.values():
             words = skew_words(host.skew_s)
             if words and host.name not in skewed:

@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator.core import states
 from orchestrator.core.errors import JobFailed, JobLost
+from remote_jobs.agent.causes import failed_steps, last_attempt
 
 
 def exit_status(view: Mapping[str, Any]) -> int:
@@ -43,20 +44,16 @@ def raise_for(view: Mapping[str, Any]) -> None:
 
 
 def failure_words(view: Mapping[str, Any]) -> str:
-    """The step that failed, and what its last attempt died of."""
-    for step in view.get("steps") or []:
-        if step.get("state") not in {"failed", "lost"}:
-            continue
-        attempts = step.get("attempts") or []
-        if not attempts:
-            return f"step {step['name']}"
-        last = attempts[-1]
-        status, verdict = last.get("exit_status"), last.get("verdict") or {}
-        ended = "" if status is None else f" (signal {-status})" if status < 0 else f" (exit {status})"
-        kind = (
-            f", {verdict['class']}: {verdict.get('summary') or ''}".rstrip(": ")
-            if verdict.get("class")
-            else ""
-        )
-        return f"step {step['name']}, attempt {last.get('n')}{ended}{kind}"
-    return "see its steps"
+    """The step that failed first, what its last attempt died of, and the names of those that failed after it."""
+    failed = failed_steps(view.get("steps") or [])
+    if not failed:
+        return "see its steps"
+    others = ", ".join(str(step["name"]) for step in failed[1:])
+    after = f"; after it failed: {others}" if others else ""
+    last = last_attempt(failed[0])
+    if last is None:
+        return f"step {failed[0]['name']}{after}"
+    status, verdict = last.get("exit_status"), last.get("verdict") or {}
+    ended = "" if status is None else f" (signal {-status})" if status < 0 else f" (exit {status})"
+    kind = f", {verdict['class']}: {verdict.get('summary') or ''}".rstrip(": ") if verdict.get("class") else ""
+    return f"step {failed[0]['name']}, attempt {last.get('n')}{ended}{kind}{after}"

@@ -26,7 +26,7 @@ def retry(
     Raises:
         ConfigError: a ``--set`` that is none, or that a launch would refuse as well; the host drops what it does not
             know, so a slip is caught here.
-        HostRefused: the job runs, or there is no such step.
+        HostRefused: the job runs. UsageError: there is no such step.
     """
     from orchestrator.core.changes import retry_changes
 

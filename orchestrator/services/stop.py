@@ -65,7 +65,7 @@ def stop(
 
     Raises:
         WaitTimeout: with ``wait``, not ended in time.
-        HostRefused: no such job or step.
+        NoSuchJob, UsageError: no such job or step.
     """
     answer = control(session, job, "stop", step=step, reason=reason)
     if wait and step is None:

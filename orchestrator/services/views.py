@@ -1,6 +1,6 @@
 """What a renderer of `watch` gets: hosts, jobs and a log's end, as plain data. Nothing here asks anybody.
 
-Must import nothing but the standard library, so that renderers load quickly.
+Must import nothing but the standard library and what is as light, so that renderers load quickly.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+
+from remote_jobs.agent.causes import failed_steps
 
 
 @dataclass
@@ -46,12 +48,13 @@ class WatchView:
 
 
 def interesting_step(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The step whose log a person means: the one under way (no service), else the failed one, else the last started."""
+    """The step whose log a person means: the one under way (no service), else the one that failed first, else the last
+    started.
+    """
     started = [step for step in steps if step.get("attempts")]
     busy = [step for step in started if step["state"] in {"running", "stopping", "retry_wait", "gated"}]
     working = [step for step in busy if not step.get("service")]
-    failed = [step for step in started if step["state"] in {"failed", "lost"}]
-    for found in (working, failed, busy):
+    for found in (working, failed_steps(started)[:1], busy):
         if found:
             return found[-1]
     plain = [step for step in started if not step.get("service")]

@@ -6,7 +6,7 @@ with its own times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -67,9 +67,12 @@ def job_changes(before: Json | None, after: Json, moment: Moment) -> list[Change
     """Facts that ``after`` has and ``before`` has not, oldest first. ``before`` None: the whole story so far."""
     host, job = one_line(str(after.get("host"))), str(after.get("id"))
     found: list[Change] = []
+    over = str(after.get("state")) in {"succeeded", "failed", "stopped"}
+    # What has no time of its own was so by now, and not after the job's end.
+    undated = _time(after.get("ended_at") if over else None, moment.now)
 
     def add(text: str, *, at: Any = None, step: str = "", tone: str = "plain") -> None:
-        found.append(Change(_time(at, moment.now), host, job, one_line(step), text, tone))
+        found.append(Change(_time(at, moment.now) if at else undated, host, job, one_line(step), text, tone))
 
     old_steps = {step["name"]: step for step in (before or {}).get("steps") or []}
     for step in after.get("steps") or []:
@@ -81,22 +84,23 @@ def job_changes(before: Json | None, after: Json, moment: Moment) -> list[Change
         if note not in old_notes:
             text, at = (note.get("text"), note.get("at")) if isinstance(note, Mapping) else (note, None)
             add(one_line(str(text)), at=at, tone="warn")
-    found.sort(key=lambda change: change.at)
     state, old_state = str(after.get("state")), (before or {}).get("state")
     if state != old_state:
         words = [state]
         if state == "lost":
             words.append(lost_words(after))
-        elif after.get("ended_at") and state in {"succeeded", "failed", "stopped"}:
+        elif after.get("ended_at") and over:
             took = seconds_between(after.get("started_at"), after.get("ended_at"), moment.now)
             words.append("" if took is None else f"after {duration(took)}")
         else:
             words.append(eta_words(after.get("eta"), moment))
-        at = after.get("ended_at") if state in {"succeeded", "failed", "stopped"} else None
-        if at is None and state == "running" and old_state is None:
-            at = None
-        add(", ".join(word for word in words if word), at=at, tone=_TONE.get(state, "plain"))
-    return found
+        add(", ".join(word for word in words if word), tone=_TONE.get(state, "plain"))
+    return in_order(found)
+
+
+def in_order(changes: Iterable[Change]) -> list[Change]:
+    """Oldest first; of one second, as they were found."""
+    return sorted(changes, key=lambda change: change.at)
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,9 @@ def next_block(answer: Json) -> list[Text]:
                 changes_words(one.get("changes")),
             ]
             lines.append(Text("  " + ", ".join(part for part in parts if part)))
+    for one in answer.get("also_failed") or []:
+        words = [f"{one_line(str(one.get('step')))}", exit_words(one.get("exit_status")), str(one.get("class") or "")]
+        lines.append(Text(f"failed after it: {', '.join(one_line(word) for word in words if word)}"))
     if answer.get("offer"):
         lines.append(Text(one_line(str(answer["offer"]))))
     if answer.get("incident"):

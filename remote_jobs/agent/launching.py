@@ -258,6 +258,12 @@ def _tail(path: str) -> str:
     return ""
 
 
+def no_step(state: Mapping[str, Any], step: Any) -> AgentError:
+    """The answer to a step that a job does not have."""
+    names = ", ".join(str(item["name"]) for item in state["steps"])
+    return AgentError("no_step", "job {} has no step {!r}".format(state["id"], step), "its steps: {}".format(names))
+
+
 def post_control(
     layout: Layout,
     looker: Looker,
@@ -273,13 +279,16 @@ def post_control(
     ``key`` names the request: one that is sent again after a dropped link is found by it and not obeyed twice.
 
     Raises:
-        AgentError: no_job, bad_request (nothing to stop or retry), needs_secrets, supervisor_failed, disk_full.
+        AgentError: no_job, no_step, bad_request (nothing to stop or retry), needs_secrets, supervisor_failed, disk_full.
     """
     job = layout.job(job_id)
     jobs, unreadable = looker.jobs([job_id])
     if job_id not in jobs:
         raise AgentError("no_job", unreadable.get(job_id, "no job {}".format(job_id)), "list them: orch status")
     state = jobs[job_id]["state"] or {}
+    step = args.get("step")
+    if step is not None and state.get("steps") and step not in [item["name"] for item in state["steps"]]:
+        raise no_step(state, step)
     before = _obeyed(job, key)
     if before is not None:
         return {"acknowledged": True, "seq": before["seq"], "state": state}

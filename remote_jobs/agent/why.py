@@ -5,20 +5,21 @@ Standard library only.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from remote_jobs import protocol
-from remote_jobs.agent import incident, reboot
+from remote_jobs.agent import causes, incident, reboot
 from remote_jobs.agent.jobdir import JobDir, Layout
-from remote_jobs.agent.launching import AgentError
+from remote_jobs.agent.launching import AgentError, no_step
 from remote_jobs.agent.look import Looker
 
 
 def why(layout: Layout, looker: Looker, job_id: str, step: Optional[str], attempt: Optional[int]) -> Dict[str, Any]:
-    """The design's why JSON (without schema), for the newest failed attempt unless step or attempt say otherwise.
+    """The design's why JSON (without schema). Unless step or attempt say otherwise: for the last attempt of the step
+    that failed first (those that failed after it are in ``also_failed``), or for the newest failed attempt.
 
     Raises:
-        AgentError: no_job, or no such step or attempt, with what there is.
+        AgentError: no_job, no_step or no_attempt, with what there is.
     """
     jobs, unreadable = looker.jobs([job_id])
     if job_id not in jobs or jobs[job_id]["state"] is None:
@@ -29,6 +30,7 @@ def why(layout: Layout, looker: Looker, job_id: str, step: Optional[str], attemp
         "job": job_id, "state": state["state"], "step": item["name"] if item else None, "attempt": None,
         "verdict": None, "exit_status": None, "evidence": [], "changed_next": None, "incident": None,
         "lost": jobs[job_id]["lost"], "attempts": _ledger(state), "bundle": None, "stacks": None, "decision": None,
+        "also_failed": [_also(one) for one in causes.failed_steps(state["steps"])[1:]] if step is None and attempt is None else [],
     }  # fmt: skip
     if (jobs[job_id]["lost"] or {}).get("boot_changed"):
         answer["offer"] = reboot.offer(layout, job.spec())
@@ -66,25 +68,35 @@ def _pick(
     if step is not None:
         steps = [(index, item) for index, item in steps if item["name"] == step]
         if not steps:
-            names = ", ".join(item["name"] for item in state["steps"])
-            raise AgentError("bad_request", "no step {!r} in this job".format(step), "its steps: {}".format(names))
+            raise no_step(state, step)
     candidates = [(index, item, one) for index, item in steps for one in item["attempts"]]
     if attempt is not None:
         chosen = [entry for entry in candidates if entry[2]["n"] == attempt]
         if not chosen:
             counts = ", ".join("{}: {}".format(item["name"], len(item["attempts"])) for _, item in steps)
-            raise AgentError("bad_request", "no attempt {}".format(attempt), "attempts so far: {}".format(counts))
+            raise AgentError("no_attempt", "no attempt {}".format(attempt), "attempts so far: {}".format(counts))
         bad = [entry for entry in chosen if entry[2]["state"] not in ("succeeded", "running")]
         return (bad or chosen)[-1]
-    bad = [entry for entry in candidates if entry[2]["state"] in ("failed", "lost")]
+    failed = causes.failed_steps([item for _, item in steps])
+    if failed:
+        index = next(index for index, item in steps if item is failed[0])
+        return index, failed[0], causes.last_attempt(failed[0])
+    bad = [entry for entry in candidates if entry[2]["state"] in causes.FAILED]
     if bad:
         return max(bad, key=lambda entry: str(entry[2].get("ended_at") or ""))
-    unstarted = [(index, item, None) for index, item in steps if item["state"] == "failed" and not item["attempts"]]
-    if unstarted:  # the gate never opened
-        return unstarted[0]
     if candidates:
         return candidates[-1]
     return (steps[0][0], steps[0][1], None) if steps else (0, None, None)
+
+
+def _also(item: Mapping[str, Any]) -> Dict[str, Any]:
+    """A step that failed after the one in question."""
+    last = causes.last_attempt(item) or {}
+    verdict = last.get("verdict") or {}
+    return {
+        "step": item["name"], "state": item["state"], "attempt": last.get("n"), "ended_at": last.get("ended_at"),
+        "exit_status": last.get("exit_status"), "class": verdict.get("class"),
+    }  # fmt: skip
 
 
 def _ended_unstarted(job: JobDir, step: str) -> Dict[str, Any]:

@@ -116,6 +116,20 @@ def test_the_first_view_tells_the_story_so_far_with_the_hosts_times() -> None:
     assert changes[-1].text == "running, ready 14:32 - 14:38"
 
 
+def test_lines_of_one_answer_are_in_the_order_of_their_times() -> None:
+    """Found late, as after a broken link: bars and states have no time of their own, and came before the end all the same."""
+    before, after = job(), job(state="failed", ended_at="2026-11-29T13:59:00Z")
+    last = after["steps"][2]["attempts"][1]
+    last.update(state="failed", ended_at="2026-11-29T13:58:59Z", exit_status=1, bars=[bar(done=60)])
+    after["notes"] = [{"at": "2026-11-29T13:50:00Z", "text": "GPU 3 was left out"}]
+    after["steps"][3].update(state="skipped", waiting=None)
+    changes = job_changes(before, after, MOMENT)
+    assert [change.at for change in changes] == sorted(change.at for change in changes)
+    assert changes[0].text == "GPU 3 was left out"
+    assert changes[-1].text.startswith("failed, after")
+    assert {change.at for change in changes} <= {f"2026-11-29T13:{end}Z" for end in ("50:00", "58:59", "59:00")}
+
+
 def test_nothing_new_is_no_line() -> None:
     assert texts(job(), job()) == []
 
