@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ def places(value: Any, at: Where) -> Iterator[Where]:
 
 def problems(retry: Any, step: dict[str, Any]) -> list[tuple[str, str, str | None]]:
     """(place, message, hint) of each problem."""
+    retry = json.loads(json.dumps(retry))  # as read from a file: no object of it is one that the program holds
     paths = list(places(retry, ("retry",)))
     document = Document("plan", None, lines={path: number for number, path in enumerate(paths)})
     found = check_retry(document, ("retry",), {**step, "retry": retry}, lambda where: ".".join(map(str, where)))
@@ -45,11 +47,12 @@ def problems(retry: Any, step: dict[str, Any]) -> list[tuple[str, str, str | Non
         (SERVE, {"gpu_oom": {"gpu_memory_utilization": {"add": -0.05, "min": 0.7}}}),
         (SERVE, {"gpu_oom": {"gpu_memory_utilization": {"add": -0.05, "min": 0.7, "max": 0.7, "default": 0.9}}}),
         (SERVE, {"gpu_oom": {"max_num_seqs": {"mul": 0.5, "min": 1}}}),
+        (SERVE, {"gpu_oom": {"max_num_seqs": {"mul": 0.5, "min": 1, "max": 9}}}),
         (SERVE, {"gpu_oom": {"max_num_seqs": {"mul": 0}}}),
         (SERVE, {"gpu_oom": {"max_num_seqs": {"add": 1}}}),
         (SERVE, {"gpu_oom": {"max_num_seqs": {"set": "text"}}}),
         (SERVE, {"gpu_oom": {"max_num_seqs": 4, "model": "smaller"}}),
-        ({"uses": "no such step"}, {"gpu_oom": {"whatever": {"set": 1}}}),  # said elsewhere
+        ({"uses": "no such step"}, {"gpu_oom": {"whatever": {"set": 1}, "a": {"set": "x"}, "b": {"set": 1}}}),  # said elsewhere
         ({"uses": ["serve"]}, {"gpu_oom": {"whatever": {"set": 1}}}),
     ],
 )
@@ -84,6 +87,10 @@ ONE_MISTAKE = [
         f"did you mean 'gpu_oom'? allowed: attempts, {', '.join(FAILURE_CLASSES)}",
     ),
     (
+        RUN, {"a": {}}, "retry.a", "retry: there is no failure class 'a'",
+        f"allowed: attempts, {', '.join(FAILURE_CLASSES)}",
+    ),
+    (
         RUN, oom({"mul": 0.5}), OOM, f"{OOM} cannot be changed",
         "a run step has no parameters to change; {attempts: N} is all it can have",
     ),
@@ -103,6 +110,8 @@ ONE_MISTAKE = [
     (RUN, {"gpu_oom": {"fewer_gpus": {"min": 4}}}, "retry.gpu_oom.fewer_gpus", "retry.gpu_oom.fewer_gpus: only a GPU that failed can be left out", FEWER),
     (RUN, {"nccl": {"fewer_gpus": "x"}}, "retry.nccl.fewer_gpus", "retry.nccl.fewer_gpus: only a GPU that failed can be left out", FEWER),
     (RUN, fewer({"min": 4, "least": 2}), f"{LEAVES}.least", f"{LEAVES}: unknown key 'least'", FEWER),
+    (RUN, fewer({"min": 4, "pods": 2}), f"{LEAVES}.pods", f"{LEAVES}: unknown key 'pods'", FEWER),
+    (RUN, {"driver": {"fewer_gpus": 4}}, "retry.driver.fewer_gpus", "retry.driver.fewer_gpus: only a GPU that failed can be left out", FEWER),
     *[
         (RUN, fewer(least), LEAVES, f"{LEAVES}: {least!r} is no number of GPUs", FEWER)
         for least in ("half", True, 0, -1, 2.0)
@@ -136,13 +145,13 @@ def test_every_mistake_of_a_block_is_told_at_once() -> None:
 def test_the_host_reads_one_form() -> None:
     written = {
         "attempts": 3,
-        "gpu_oom": {"attempts": 2, "max_num_seqs": 4, "model": None, "batch_size": {"mul": 0.5}},
-        "gpu_hardware": {"fewer_gpus": 4},
+        "gpu_oom": {"attempts": 2, "max_num_seqs": 4, "model": None, "batch_size": {"mul": 0.5}, "a": 1},
+        "gpu_hardware": {"fewer_gpus": 4, "dtype": "half"},
         "nccl": {},
     }
-    assert normal_retry(written) == {
+    assert normal_retry(json.loads(json.dumps(written))) == {
         "attempts": 3,
-        "gpu_oom": {"attempts": 2, "max_num_seqs": {"set": 4}, "batch_size": {"mul": 0.5}},
-        "gpu_hardware": {"fewer_gpus": {"min": 4}},
+        "gpu_oom": {"attempts": 2, "max_num_seqs": {"set": 4}, "batch_size": {"mul": 0.5}, "a": {"set": 1}},
+        "gpu_hardware": {"fewer_gpus": {"min": 4}, "dtype": {"set": "half"}},
         "nccl": {},
     }
