@@ -1,6 +1,7 @@
 """Mutation testing by cosmic-ray's operators: `make mutate`, or `.venv/bin/python scripts/mutate.py [AREA...]`.
 
-Environment: SHARE (per cent, default 100) takes a random part of each module's mutants; MINUTES bounds each area.
+Environment: SHARE (per cent, default 100) takes a random part of each module's mutants; LINES=50,64 only those of these
+lines, to look at survivors again; MINUTES bounds each area.
 Survivors are printed as diffs; look at each: it is a missing test, or code that does nothing.
 
 Why not `cosmic-ray exec`: it starts a whole pytest for each mutant, and most of its time is imports.  Here one process
@@ -132,7 +133,7 @@ def warm(names: list[str]) -> None:
         del sys.modules[name]
 
 
-def look_at(area: str, share: float, limit_s: float) -> bool:
+def look_at(area: str, share: float, lines: set[int], limit_s: float) -> bool:
     """Try an area's mutants in the current folder, a copy, and print its survivors; False: the tests fail without one."""
     target, tests = AREAS[area]
     sys.path.insert(0, os.getcwd())
@@ -148,8 +149,10 @@ def look_at(area: str, share: float, limit_s: float) -> bool:
         code = file.read_text("utf-8")
         todo = list(mutants(code))
         every = len(todo)
+        if lines:
+            todo = [(name, mutant) for name, mutant in todo if not lines.isdisjoint(changed_numbers(code, mutant))]
         if share < 100:
-            todo = random.Random(7).sample(todo, round(every * share / 100))
+            todo = random.Random(7).sample(todo, round(len(todo) * share / 100))
         for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
             compiled.unlink()
         survivors, tried, began = [], 0, time.monotonic()
@@ -172,18 +175,24 @@ def look_at(area: str, share: float, limit_s: float) -> bool:
     return True
 
 
+def changed_numbers(code: str, mutant: str) -> list[int]:
+    """Numbers of the lines that differ."""
+    pairs = zip(code.split("\n"), mutant.split("\n"), strict=False)
+    return [number for number, (old, new) in enumerate(pairs, start=1) if old != new]
+
+
 def changed_lines(code: str, mutant: str) -> Iterator[str]:
     """Both versions of the lines that differ, with their numbers."""
-    for number, (old, new) in enumerate(zip(code.split("\n"), mutant.split("\n"), strict=False), start=1):
-        if old != new:
-            yield f"{number:5d} - {old}"
-            yield f"{number:5d} + {new}"
+    for number in changed_numbers(code, mutant):
+        yield f"{number:5d} - {code.split(chr(10))[number - 1]}"
+        yield f"{number:5d} + {mutant.split(chr(10))[number - 1]}"
 
 
 def main() -> int:
     """Every area asked for, each in a copy and a process of its own; 1: the tests of one fail without a mutant."""
     project, status = Path(__file__).resolve().parent.parent, 0
     share, limit_s = float(os.environ.get("SHARE", "100")), 60 * float(os.environ.get("MINUTES", "1000"))
+    lines = {int(number) for number in os.environ.get("LINES", "").split(",") if number}
     for area in sys.argv[1:] or AREAS:
         with tempfile.TemporaryDirectory() as copy:
             for name in ("orchestrator", "remote_jobs", "tests"):
@@ -193,7 +202,7 @@ def main() -> int:
             os.chdir(copy)
             child = os.fork()
             if child == 0:
-                os._exit(0 if look_at(area, share, limit_s) else 1)
+                os._exit(0 if look_at(area, share, lines, limit_s) else 1)
             status |= os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             os.chdir(project)
     return int(status != 0)
