@@ -83,8 +83,8 @@ def launch(
     """Start a plan on a host and print the job id alone on stdout.
 
     The job runs detached: it outlives this command, the connection and the laptop. A launch that was cut short is
-    taken up again by the same command, never started twice. A step that is split over hosts is one job on each, and
-    one id a line.
+    taken up again by the same command, never started twice. A step that is split over hosts is one job on each, on a
+    Slurm cluster one for each range (submitted as one array), and one id a line.
     """
     from orchestrator.cli.progress import transfer_progress
     from orchestrator.services.launch import Wanted, confirm
@@ -109,8 +109,7 @@ def launch(
         if not watch:
             # From here on there is nothing left that could fail or take time but the note itself.
             session.disconnect()
-        for one in answers:
-            confirm(session, one)
+        confirm(session, *answers)
         if watch:
             from orchestrator.cli.watch import watch_jobs
 

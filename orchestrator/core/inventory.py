@@ -95,6 +95,7 @@ class Host(Strict):
     gres: Text | None = None
     time_limit: Annotated[Text, BeforeValidator(_time_limit)] | None = None
     sbatch: list[Text] = Field(default_factory=list)
+    array_limit: Annotated[int, Field(ge=1)] | None = None
     queue_interval_s: Duration | None = None
     transport: Literal["paramiko", "openssh"] = "paramiko"
     identity_file: Text | None = None
@@ -107,7 +108,8 @@ class Host(Strict):
 
 
 SLURM_KEYS = (
-    "partition", "account", "qos", "constraint", "reservation", "gres", "time_limit", "sbatch", "queue_interval_s",
+    "partition", "account", "qos", "constraint", "reservation", "gres", "time_limit", "sbatch", "array_limit",
+    "queue_interval_s",
 )  # fmt: skip
 
 

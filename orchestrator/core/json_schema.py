@@ -88,6 +88,7 @@ WORDS: dict[str, str] = {
     "Host.gres": "How Slurm calls the GPUs.",
     "Host.time_limit": "Slurm time limit.",
     "Host.sbatch": "More options for sbatch.",
+    "Host.array_limit": "So many tasks of one array at a time.",
     "Host.queue_interval_s": "How often squeue may be asked.",
     "Host.transport": "paramiko, or openssh for Kerberos, FIDO keys and ControlMaster.",
     "Host.identity_file": "Private key on this laptop.",

@@ -92,10 +92,14 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class Split(Strict):
-    """A step in ranges that run side by side: on one host, or some of them on each of several hosts."""
+    """A step in ranges that run side by side: on one host, or some of them on each of several hosts.
+
+    ``array``: on a Slurm host every range is a job of its own, and they are submitted as one array.
+    """
 
     ranges: Annotated[int, Field(ge=1, le=256)] = 1
     hosts: Texts = Field(default_factory=list)
+    array: bool = True
 
 
 _COUNT = {"type": "integer", "minimum": 1, "maximum": 256}
@@ -105,7 +109,11 @@ _SPLIT = {
         _COUNT,
         {
             "type": "object",
-            "properties": {"ranges": _COUNT, "hosts": {"type": "array", "items": {"type": "string"}}},
+            "properties": {
+                "ranges": _COUNT,
+                "hosts": {"type": "array", "items": {"type": "string"}},
+                "array": {"type": "boolean"},
+            },
             "required": ["ranges"],
             "additionalProperties": False,
         },

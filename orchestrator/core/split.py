@@ -21,6 +21,21 @@ def range_name(step: str, index: int, count: int) -> str:
     return f"{step}-{index}of{count}"
 
 
+def arrays(jobs: Sequence[tuple[str, str]], queued: Mapping[str, bool]) -> dict[str, list[str]]:
+    """Job -> all jobs of the array that it is a task of, in order; jobs that are submitted alone are left out.
+
+    Args:
+        jobs: (id, host) in the order of their ranges.
+        queued: as for :func:`shares`.
+    """
+    found: dict[str, list[str]] = {}
+    for job, host in jobs:
+        together = [other for other, there in jobs if there == host]
+        if queued[host] and len(together) > 1:
+            found[job] = together
+    return found
+
+
 def shares(ranges: int, hosts: Mapping[str, bool]) -> list[tuple[str, list[int]]]:
     """(host, ranges) of every job of a split over hosts: blocks that differ by one at most.
 
@@ -36,12 +51,15 @@ def shares(ranges: int, hosts: Mapping[str, bool]) -> list[tuple[str, list[int]]
     return found
 
 
-def expand(steps: Sequence[Mapping[str, Any]], only: Sequence[int] | None = None) -> list[dict[str, Any]]:
+def expand(
+    steps: Sequence[Mapping[str, Any]], only: Sequence[int] | None = None, *, join: bool = False
+) -> list[dict[str, Any]]:
     """The steps of a spec with every split step replaced by its ranges and the step that joins them.
 
     Args:
         steps: records of `StepSpec`, in plan order.
-        only: the ranges that this host does (a split over several hosts); they are joined elsewhere.
+        only: the ranges that this job does (a split over several jobs); they are joined elsewhere.
+        join: or by the last of them to end, for they all write into one folder.
     """
     expanded: list[dict[str, Any]] = []
     for step in steps:
@@ -50,7 +68,7 @@ def expand(steps: Sequence[Mapping[str, Any]], only: Sequence[int] | None = None
             expanded.append(dict(step))
             continue
         chosen = list(only) if only is not None else list(range(1, count + 1))
-        expanded += [_range(step, index, count) for index in chosen]
+        expanded += [_range(step, index, count, join=join) for index in chosen]
         if only is None:
             expanded.append(_join(step, count))
     return expanded
@@ -59,9 +77,10 @@ def expand(steps: Sequence[Mapping[str, Any]], only: Sequence[int] | None = None
 def one_after_another(spec: Mapping[str, Any]) -> list[str]:
     """What a person should know of a split that gains nothing, for lack of GPUs; of expanded steps."""
     found = {}
+    ranges = [step["part"]["of"] for step in spec["steps"] if step.get("part")]
     for step in spec["steps"]:
         part, gpus, there = step.get("part"), int(step.get("gpus") or 0), spec.get("host_gpus")
-        if part and gpus and there and gpus * 2 > there:
+        if part and ranges.count(part["of"]) > 1 and gpus and there and gpus * 2 > there:
             found[part["of"]] = (
                 f"the ranges of {part['of']} run one after another: each takes {gpus} of {there} GPUs "
                 "(gpus: is what one range takes)"
@@ -107,10 +126,14 @@ def for_each_range(changes: Mapping[str, Any], steps: Sequence[Mapping[str, Any]
     return found
 
 
-def _range(step: Mapping[str, Any], index: int, count: int) -> dict[str, Any]:
+def _range(step: Mapping[str, Any], index: int, count: int, *, join: bool) -> dict[str, Any]:
     name = str(step["name"])
+    params = dict(step.get("params") or {})
+    if join and step.get("uses"):
+        params["join"] = True
     return {
         **step,
+        "params": params,
         "name": range_name(name, index, count),
         "env": {**(step.get("env") or {}), INDEX_ENV: str(index), COUNT_ENV: str(count)},
         "output": _output(step),

@@ -134,14 +134,21 @@ def forget(session: Session, prepared: Prepared) -> None:
         session.ledger.drop_intent(prepared.spec["id"])
 
 
-def send(session: Session, prepared: Prepared, wanted: Wanted, only: Sequence[int] | None = None) -> Launched:
-    """Ask the host to start the job; of a split step with ``only`` these ranges.
+def send(
+    session: Session,
+    prepared: Prepared,
+    wanted: Wanted,
+    only: Sequence[int] | None = None,
+    *,
+    join: bool = False,
+) -> Launched:
+    """Ask the host to start the job; of a split step with ``only`` these ranges, and see `expand` for ``join``.
 
     Raises:
         GateClosed, HostRefused: nothing runs, and nothing is remembered, unless the job's folder was made.
         HostError: unknown whether it runs; the same launch takes it up.
     """
-    spec = {**prepared.spec, "steps": expand(prepared.spec["steps"], only)}
+    spec = {**prepared.spec, "steps": expand(prepared.spec["steps"], only, join=join)}
     try:
         answer = session.agent(prepared.host).request(
             "launch",
@@ -167,12 +174,13 @@ def send(session: Session, prepared: Prepared, wanted: Wanted, only: Sequence[in
     return Launched(job, prepared.host, prepared.resumed, job_view(prepared.host, job, record, age=0.0))
 
 
-def confirm(session: Session, launched: Launched) -> None:
-    """Note that the launch is known to have arrived. Call it when whoever asked has been told the id: a controller
-    that dies before leaves the intent open, and the same launch then takes this job up instead of starting another.
+def confirm(session: Session, *launched: Launched) -> None:
+    """Note that the launch is known to have arrived. Call it when whoever asked has been told the ids: a controller
+    that dies before leaves the intents open, and the same launch then takes these jobs up instead of starting others.
+    All jobs of a launch are confirmed at once: of a launch known in part, the same command would start the rest anew.
     """
-    session.ledger.confirm(launched.job, session.now())
-    remember(session, [launched.view])
+    session.ledger.confirm_all([one.job for one in launched], session.now())
+    remember(session, [one.view for one in launched])
 
 
 def read_plan(session: Session, plan: Path, sets: Sequence[str]) -> LoadedPlan:

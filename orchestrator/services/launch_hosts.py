@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import GateClosed, HostError, OrchError, PreflightFailed, UsageError
-from orchestrator.core.split import shares
+from orchestrator.core.split import arrays, shares
+from orchestrator.core.times import iso
 from orchestrator.services.launch import (
     Launched,
     Prepared,
@@ -26,7 +27,6 @@ from orchestrator.services.launch import (
     read_plan,
     send,
 )
-from orchestrator.core.times import iso
 
 if TYPE_CHECKING:
     from orchestrator.core.plan import LoadedPlan
@@ -60,7 +60,7 @@ def launch_plan(
             )
         return [launch_any(session, read_plan(session, plan, sets), group, wanted, progress)]
     loaded, hosts = load_for(session, plan, host=host, usual_host=usual_host, sets=sets)
-    if any(step.split.hosts for step in loaded.plan.steps):
+    if any(step.split.hosts for step in loaded.plan.steps) or _is_array(session, loaded, hosts[0]):
         return launch_spread(session, loaded, hosts, wanted, progress)
     return [launch_on(session, loaded, hosts[0], wanted, progress)]
 
@@ -131,18 +131,33 @@ def _why_closed(session: Session, loaded: LoadedPlan, host: str) -> str | None:
 # ------------------------------------------------------------------------------------------------- split over several
 
 
+def _is_array(session: Session, loaded: LoadedPlan, host: str) -> bool:
+    """True when the ranges of a split are jobs of their own though no hosts are named: Slurm places them where it has
+    room. They are steps of one job where the plan has other steps, or a `done:` that only a last step can check.
+    """
+    only = loaded.plan.steps[0]
+    apart = len(loaded.plan.steps) == 1 and only.split.array and only.done is None
+    return only.split.ranges > 1 and apart and session.host(host).scheduler == "slurm"
+
+
 def launch_spread(
     session: Session, loaded: LoadedPlan, hosts: Sequence[str], wanted: Wanted, progress: Progress
 ) -> list[Launched]:
-    """Start a job on each host with its share of the ranges, on a Slurm host one for each range; all hosts are ready
-    before the first job starts.
+    """Start a job on each host with its share of the ranges, on a Slurm host one for each range, submitted as one array
+    when the last of them is there; all hosts are ready before the first job starts.
 
     Raises:
         OrchError: as `launch`; when some jobs run already the message names them, and the same launch takes them up.
     """
-    count = next(step.split.ranges for step in loaded.plan.steps if step.split.hosts)
-    todo = shares(count, {name: session.host(name).scheduler == "slurm" for name in hosts})
+    split = loaded.plan.steps[0].split  # such a plan has no other step
+    count = split.ranges
+    queued = {name: session.host(name).scheduler == "slurm" and split.array for name in hosts}
+    todo = shares(count, queued)
     prepared = [prepare(session, loaded, host, wanted, ranges) for host, ranges in todo]
+    together = arrays([(one.spec["id"], one.host) for one in prepared], queued)
+    for one in prepared:
+        if one.spec["id"] in together:
+            one.spec["slurm"]["array"] = together[one.spec["id"]]
     try:
         ready: dict[str, Prepared] = {}
         for one in prepared:
@@ -160,16 +175,20 @@ def launch_spread(
     launched: list[Launched] = []
     for number, (one, (_, ranges)) in enumerate(zip(prepared, todo, strict=True)):
         try:
-            launched.append(send(session, one, wanted, ranges))
+            launched.append(send(session, one, wanted, ranges, join=len(hosts) == 1))
         except OrchError as error:
             for later in prepared[number + 1 :]:
                 forget(session, later)
             if launched:
                 names = ", ".join(f"{item.job} on {item.host}" for item in launched)
-                error.message += f"\n  {one.host} was to do {_listed(ranges)}; started: {names}"
+                verb = "wait for it" if one.spec["id"] in together else "started"
+                error.message += f"\n  {one.host} was to do {_listed(ranges)}; {verb}: {names}"
                 error.hint = "type the same command again: it takes up what runs and starts the rest"
             raise
         session.say(f"orch: {launched[-1].job}: {_listed(ranges)} of {count} on {one.host}")
+        array, _, task = str((launched[-1].view.get("slurm") or {}).get("job")).partition("_")
+        if task and not launched[-1].adopted:
+            session.say(f"orch: {one.host}: the ranges there are the tasks of one Slurm array, {array}")
     return launched
 
 

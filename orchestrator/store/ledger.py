@@ -174,9 +174,14 @@ class Ledger:
 
     def confirm(self, job: str, now: datetime) -> None:
         """The host has answered for this job."""
+        self.confirm_all([job], now)
+
+    def confirm_all(self, jobs: Sequence[str], now: datetime) -> None:
+        """The same for several jobs at once: all of them or none."""
         with self._writing() as db:
-            db.execute(
-                "UPDATE jobs SET confirmed_at = coalesce(confirmed_at, ?) WHERE id = ?", (_iso(now), job)
+            db.executemany(
+                "UPDATE jobs SET confirmed_at = coalesce(confirmed_at, ?) WHERE id = ?",
+                [(_iso(now), job) for job in jobs],
             )
 
     def drop_intent(self, job: str) -> None:

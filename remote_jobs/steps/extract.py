@@ -28,7 +28,7 @@ from remote_jobs.steps.extraction import backends, options
 from remote_jobs.steps.extraction.backends import BackendConfig
 from remote_jobs.steps.extraction.dataset import Row, read_dataset
 from remote_jobs.steps.extraction.disk import DiskBudget, default_reserve
-from remote_jobs.steps.extraction.errors import IncompleteError
+from remote_jobs.steps.extraction.errors import ConfigError, IncompleteError
 from remote_jobs.steps.extraction.manifest import (
     check_resumable,
     differing,
@@ -38,7 +38,7 @@ from remote_jobs.steps.extraction.manifest import (
     write_index,
     write_manifest,
 )
-from remote_jobs.steps.extraction.merge import MANIFEST_NAME, forget_ranges, merge
+from remote_jobs.steps.extraction.merge import MANIFEST_NAME, all_ended, forget_ranges, merge
 from remote_jobs.steps.extraction.model import check_layer_ids, default_layer_ids, read_model
 from remote_jobs.steps.extraction.options import Options
 from remote_jobs.steps.extraction.parts import Part
@@ -62,17 +62,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work(progress: Progress) -> None:
         opts = options.parse(argv)
         stop = StopSignal()
-        with stop.installed(), output_folder(opts.output, opts.part) as folder:
-            if opts.merge is None:
-                extract(opts, folder, progress, stop)
-                return
-            with progress.phase("merge"), stop.raising():
-                whole = merge(folder, opts.merge, progress.say)
-            progress.say(
-                f"Done: {opts.merge} ranges, {whole['samples']['valid']} samples are valid in {folder}."
-            )
+        with stop.installed():
+            with output_folder(opts.output, opts.part) as folder:
+                if opts.merge is None:
+                    extract(opts, folder, progress, stop)
+                else:
+                    _merge(folder, opts.merge, progress, stop)
+            if opts.join and opts.part is not None:
+                _merge_if_last(opts.output, opts.part, progress, stop)
 
     return entry.run("extract", work)
+
+
+def _merge(folder: str, count: int, progress: Progress, stop: StopSignal) -> None:
+    with progress.phase("merge"), stop.raising():
+        whole = merge(folder, count, progress.say)
+    progress.say(f"Done: {count} ranges, {whole['samples']['valid']} samples are valid in {folder}.")
+
+
+def _merge_if_last(output: str, part: Part, progress: Progress, stop: StopSignal) -> None:
+    """Of ranges that no other step joins, whichever ends last does it; it has let go of the folder before.
+
+    A range says that it is complete before it lets go. So of two that end at once, one at least finds nobody at work.
+    """
+    with contextlib.ExitStack() as locks:
+        try:
+            folder = locks.enter_context(output_folder(output))
+        except ConfigError:
+            progress.say("Other ranges are at work in the folder: the last one to end joins them.")
+            return
+        if all_ended(folder, part.count):
+            _merge(folder, part.count, progress, stop)
 
 
 def extract(opts: Options, folder: str, progress: Progress, stop: StopSignal) -> None:
@@ -117,6 +137,9 @@ def extract(opts: Options, folder: str, progress: Progress, stop: StopSignal) ->
             dataset=opts.dataset,
             rows=rows,
         )
+        if part is not None and opts.join and _joined(folder, manifest, rows, all_rows, part, shape):
+            progress.say(f"Done: the ranges in {folder} are joined already, and the samples of range {part} are valid.")
+            return
         with one_at_a_time(folder) if part else contextlib.nullcontext():
             _take_folder(opts, folder, manifest, rows, all_rows)
         if part is not None:
@@ -156,7 +179,8 @@ def extract(opts: Options, folder: str, progress: Progress, stop: StopSignal) ->
     valid, damaged = valid_samples(folder, rows, shape)
     missing = [row.index for row in rows if row.index not in valid]
     manifest["samples"]["valid"] = len(valid)
-    manifest["complete"] = not missing
+    verifying = bool(opts.verify and rows)
+    manifest["complete"] = not missing and not (part is not None and verifying)  # what is merged is verified
     write_manifest(folder, manifest, part)
     if missing:
         listed = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
@@ -165,7 +189,8 @@ def extract(opts: Options, folder: str, progress: Progress, stop: StopSignal) ->
         )
     if part is None:
         forget_ranges(folder)
-    if opts.verify and rows:
+    if verifying:
+        manifest["complete"] = True
         manifest["verified"] = proof or _verify_afresh(opts, folder, rows, config, shape, progress, stop)
         write_manifest(folder, manifest, part)
     progress.say(
@@ -254,6 +279,23 @@ def _verify_afresh(
         return _verify(opts, folder, rows, reference_config, shape, reference, stop)
     finally:
         reference.close()
+
+
+def _joined(
+    folder: str,
+    manifest: dict[str, Any],
+    rows: Sequence[Row],
+    all_rows: Sequence[Row],
+    part: Part,
+    shape: Shape,
+) -> bool:
+    """True when the folder holds this whole extraction: a range that comes again must not undo its manifest."""
+    old = read_manifest(folder)
+    if old is None or not old.get("complete") or old["samples"]["expected"] != len(rows):
+        return False
+    first, end = part.bounds([len(row.token_ids) for row in rows])
+    mine = rows[first:end]
+    return not differing(old, manifest, all_rows) and len(valid_samples(folder, mine, shape)[0]) == len(mine)
 
 
 def _take_folder(

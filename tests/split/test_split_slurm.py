@@ -1,12 +1,15 @@
-"""A step split over a Slurm host: one allocation for each range, started when Slurm has room for it."""
+"""A step split on a Slurm host: an array of which each task is a job of its own, or the ranges in one allocation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.extract.conftest import Result, read_sample
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import cluster
 from tests.slurm.test_orch import laptop
@@ -24,18 +27,25 @@ def work(tmp_path: Path) -> Iterator[Path]:
     (folder / "go").touch()
 
 
-def test_each_range_is_an_allocation_of_its_own(cluster: Cluster, laptop: Laptop, work: Path) -> None:
+def launched(laptop: Laptop, plan: Path, *arguments: str) -> list[str]:
+    """Ids of the jobs of one launch, in the order of their ranges."""
+    host = json.loads(laptop.inventory.read_text())["hosts"]["box"]
+    laptop.write_inventory({"box": {**host, "gres": "gpu:1"}})  # all of them at once
+    rows = laptop.run("launch", plan, "--no-preflight", "--json", *arguments, within_s=60, expect=0).json["jobs"]
+    return [row["job"] for row in rows]
+
+
+def test_the_ranges_are_an_array_of_jobs(cluster: Cluster, laptop: Laptop, work: Path) -> None:
     run = "echo $SLURM_JOB_ID >ran-$ORCH_SPLIT_INDEX; until [ -e go ]; do sleep 0.1; done"
-    step = {"name": "part", "run": run, "split": {"ranges": 3, "hosts": ["box"]}}
-    plan = laptop.plan([step], workdir=str(work))
-    plan.write_text(plan.read_text().replace('"host": "box",', ""))
-    jobs = [row["job"] for row in laptop.run("launch", plan, "--no-preflight", "--json", expect=0).json["jobs"]]
+    plan = laptop.plan([{"name": "part", "run": run, "split": 3}], workdir=str(work))
+    jobs = launched(laptop, plan)
     assert len(set(jobs)) == 3
     names = [[found["name"] for found in laptop.status(job)["steps"]] for job in jobs]
     assert names == [["part-1of3"], ["part-2of3"], ["part-3of3"]]
+    rows = cluster.run("squeue", "-h", "-r", f"--name=orch-{jobs[0]}.array", "-o", "%F %K %T").splitlines()
+    assert len({row.split()[0] for row in rows}) == 1, "one array"
+    assert sorted(row.split()[1] for row in rows) == ["1", "2", "3"]
     wait_until(lambda: any(work.glob("ran-*")), "a range runs", within_s=40)
-    queued = cluster.run("squeue", "-h", "-o", "%j")
-    assert all(f"orch-{job}." in queued for job in jobs), "the others run or wait at Slurm"
     (work / "go").touch()
     for job in jobs:
         laptop.run("wait", job, within_s=60, expect=0)
@@ -43,9 +53,33 @@ def test_each_range_is_an_allocation_of_its_own(cluster: Cluster, laptop: Laptop
     assert len(allocations) == 3
 
 
-def test_without_hosts_the_ranges_share_one_allocation(laptop: Laptop, work: Path) -> None:
+def test_ranges_of_an_array_give_what_one_run_gives(
+    laptop: Laptop, work: Path, models: dict[str, Path], dataset: Path, run_extract: Callable[..., Result]
+) -> None:
+    """The last range to end writes the one manifest; a range that comes again leaves it as it is."""
+    given = {"model": str(models["qwen3"]), "dataset": str(dataset), "layers": [0, 2, 5, 6], "backend": "transformers"}
+    step = {"name": "states", "uses": "extract", "gpus": 0, "split": 2, "python": sys.executable, "with": {**given, "device": "cpu"}}
+    jobs = launched(laptop, laptop.plan([step], workdir=str(work)))
+    assert len(jobs) == 2
+    for job in jobs:
+        laptop.run("wait", job, within_s=240, expect=0)
+    one, folder = run_extract(models["qwen3"], dataset), work / "states"
+    times = dict.fromkeys(("created_at", "updated_at"))
+    merged = json.loads((folder / "manifest.json").read_text())
+    assert {**merged, **times} == {**one.manifest(), **times}
+    assert {path.name for path in folder.glob("[!.]*")} == {path.name for path in one.folder.glob("[!.]*")}
+    for row, path in one.files().items():
+        mine, theirs = read_sample(folder / f"hs_{row}.safetensors"), read_sample(path)
+        assert mine["hidden_states"].sub(theirs["hidden_states"]).abs().max() < 1e-4
+        assert mine["token_ids"].equal(theirs["token_ids"])
+    again = run_extract(models["qwen3"], dataset, "--range", "1/2", "--join", output=folder)
+    assert "joined already" in again.log
+    assert json.loads((folder / "manifest.json").read_text()) == merged
+
+
+def test_the_ranges_share_one_allocation_where_the_plan_says_so(laptop: Laptop, work: Path) -> None:
     run = "echo $SLURM_JOB_ID >>ran; until [ $(wc -l <ran) = 3 ]; do sleep 0.1; done"
-    plan = laptop.plan([{"name": "part", "run": run, "split": 3}], workdir=str(work))
+    plan = laptop.plan([{"name": "part", "run": run, "split": {"ranges": 3, "array": False}}], workdir=str(work))
     job = laptop.launch(plan)
     laptop.run("wait", job, within_s=60, expect=0)
     assert [step["state"] for step in laptop.status(job)["steps"]] == ["succeeded"] * 4

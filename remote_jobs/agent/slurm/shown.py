@@ -56,7 +56,7 @@ def _waiting_words(row: Optional[queue.Row], slurm_id: Optional[str], error: Any
     silent = "; now Slurm does not answer: {}".format(error) if error else ""
     if row is None:
         if not submitted:
-            return "not yet submitted to Slurm"
+            return "not yet submitted to Slurm: the launch was cut short, the same command goes on with it"
         known = "Slurm job {}: submitted".format(slurm_id) if slurm_id else "submitted to Slurm, its answer is not known"
         return known + silent
     words = "Slurm job {}: {}, {}".format(row.id, row.state.lower(), queue.reason_words(row))

@@ -9,6 +9,7 @@ laptop with what was fetched from several hosts.
 from __future__ import annotations
 
 import array
+import contextlib
 import hashlib
 import itertools
 import json
@@ -96,11 +97,25 @@ def merge(
     return whole
 
 
+def all_ended(folder: str, count: int) -> bool:
+    """True when each of so many ranges has a record that says it is complete: then a merge is due.
+
+    Raises:
+        CheckpointError: a record cannot be read.
+    """
+    try:
+        records = _records(folder, count)
+    except (ConfigError, IncompleteError):
+        return False
+    return bool(records) and all(record.get("complete") for _, record in records)
+
+
 def forget_ranges(folder: str) -> None:
     """Take the records of ranges away once the manifest speaks for all rows."""
     for name in os.listdir(folder):
         if PART_NAME.fullmatch(name):
-            os.unlink(os.path.join(folder, name))
+            with contextlib.suppress(FileNotFoundError):  # where files cannot be locked another range may be at it
+                os.unlink(os.path.join(folder, name))
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class Options:
     samples: int | None
     part: Part | None
     merge: int | None
+    join: bool
     verify: int
     verify_tolerance: float | None
     revision: str | None
@@ -128,6 +129,12 @@ def _parser() -> argparse.ArgumentParser:
         type=_count,
         metavar="N",
         help="compute nothing: check that the N ranges are all there and make one manifest of theirs",
+    )
+    need.add_argument(
+        "--join",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="of ranges that share the output folder: whichever ends last merges them",
     )
     need.add_argument(
         "--revision", help="revision of the model: fetched from the hub, recorded in the manifest"
