@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from orchestrator.cli.commands import HELP_COLUMNS, help_text
+from orchestrator.cli.interrupt import INTERRUPTED, started
 
-INTERRUPTED = 130
 BROKEN_PIPE = 141
 INTERNAL = 70
 
@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             completion_init()
         from orchestrator.cli.app import app
 
+        started()
         result = app(args=args, prog_name="orch", standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:

@@ -249,3 +249,59 @@ def test_an_output_that_takes_nothing_is_no_traceback(closing: str, status: int,
     command = f"{shlex.quote(ORCH)} explain {os.devnull} {closing}"
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stderr.split("\n")[0]) == (status, said)
+
+
+# -------------------------------------------------------------------------------------------------------------- Ctrl-C
+
+INTERRUPTED = """
+import os, signal, sys
+sys.argv = ["/usr/bin/orch", "status"]
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Press())
+from orchestrator.cli.main import main
+sys.exit(main())
+"""
+IN_A_CALLBACK = """
+import os, signal, sys, time, weakref
+sys.argv = ["/usr/bin/orch"]
+from orchestrator.cli import interrupt
+interrupt.started()
+until = time.monotonic() + 20
+class Thing: pass
+thing = Thing()
+code = "def cb(_ref):\\n    os.kill(os.getpid(), signal.SIGINT)\\n    for _ in range(100): pass"
+exec(compile(code, "<frozen importlib._bootstrap>", "exec"))
+kept = weakref.ref(thing, cb)
+try:
+    del thing
+    while time.monotonic() < until: pass
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("module", ["orchestrator.cli.main", "orchestrator.cli.commands", "orchestrator.cli.app", "typer"])
+def test_ctrl_c_while_the_program_starts_is_130_without_a_word(tmp_path: Path, module: str) -> None:
+    laptop = Laptop(tmp_path, {})
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(module=module)], capture_output=True, text=True, timeout=60, check=False,
+        env=laptop.environment,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ctrl_c_later_is_130_with_a_word(tmp_path: Path) -> None:
+    laptop = Laptop(tmp_path, {})
+    program = INTERRUPTED.format(module="orchestrator.services.status")
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, env=laptop.environment
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "orch: interrupted; jobs on hosts go on\n")
+
+
+def test_ctrl_c_in_a_callback_of_an_import_is_not_lost() -> None:
+    done = subprocess.run([sys.executable, "-c", IN_A_CALLBACK], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
