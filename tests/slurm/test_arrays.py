@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -101,3 +102,40 @@ def test_a_launch_that_is_interrupted_and_sent_again_makes_one_array(cluster: Cl
     (login.work / "go").touch()
     for number in (1, 2, 3):
         until(agent, "succeeded", name(10 + number))
+
+
+def test_an_array_that_never_reached_slurm_is_submitted_again_as_one(cluster: Cluster, login: Login, tmp_path: Path) -> None:
+    """Not while it may still arrive, and not while Slurm is silent; then every job of it together."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for program in ("sbatch", "squeue"):
+        lost = f'case "$*" in *--test-only*) ;; *) echo "{program}: error: $(cat {folder}/says)" >&2; exit 1;; esac'
+        (folder / program).write_text(f'#!/bin/sh\nif test -e {folder}/says; then\n{lost}\nfi\nexec /usr/bin/{program} "$@"\n')
+        (folder / program).chmod(0o755)
+    agent = login.agent(PATH=f"{folder}:{PATH}")
+    (folder / "says").write_text("Socket timed out on send/recv operation")
+    jobs = [launch(login, agent, number, 3) for number in (21, 22)]
+    with pytest.raises(Refused, match="Socket timed out"):
+        launch(login, agent, 23, 3)
+    jobs.append(JobDir(login.root, name(23)))
+    (folder / "says").unlink()
+    with pytest.raises(Refused, match="may still arrive"):
+        launch(login, agent, 21, 3)
+    intents = [jobs[0].path / "slurm/array/intent.json", *(job.path / "slurm/1/intent.json" for job in jobs)]
+    for intent in intents:  # long ago
+        record = json.loads(intent.read_text())
+        intent.write_text(json.dumps({**record, "at": record["at"] - 100}))
+    (folder / "says").write_text("Unable to contact slurm controller (connect failure)")
+    with pytest.raises(Refused, match="Unable to contact"):
+        launch(login, agent, 22, 3)
+    assert all(intent.exists() for intent in intents), "what may have arrived stays claimed"
+    (folder / "says").unlink()
+    for number in (22, 21, 23):
+        launch(login, agent, number, 3)
+    rows = array_rows(cluster, 21)
+    [array] = {of for of, _ in rows.values()}
+    assert [submissions(job) for job in jobs] == [[f"{array}_{number}"] for number in (1, 2, 3)]
+    assert len(rows) == 3
+    (login.work / "go").touch()
+    for number in (21, 22, 23):
+        until(agent, "succeeded", name(number))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remote_jobs import protocol
-from remote_jobs.agent.slurm import queue, script, verdicts
+from remote_jobs.agent.slurm import client, queue, script, verdicts
 from remote_jobs.agent.slurm.allocation import gpu_indices, job_id, made_progress
 from remote_jobs.logs import explain_bytes
 
@@ -146,3 +146,13 @@ def test_rank_prefixes_of_many_nodes() -> None:
     bars = explain_bytes(log)["bars"]
     assert {bar["worker"] for bar in bars} == {str(rank) for rank in range(12)}
     assert {bar["done"] for bar in bars} == {50}
+
+
+def test_what_a_task_submits_is_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sbatch --export=ALL` hands the environment on: a follow-on must not look like the task or the restart that made it."""
+    for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "SLURM_JOB_ID", "SBATCH_PARTITION"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    names = {line.partition("=")[0] for line in client.call(["env"]).splitlines()}
+    assert "SLURM_CONF" in names
+    assert not {name for name in names if name.startswith(("SLURM_ARRAY", "SLURM_RESTART", "SLURM_JOB", "SBATCH"))}
