@@ -35,6 +35,31 @@ ENVIRONMENT = {
     "ORCH_DEBUG": "Set: a bug in orch shows its traceback.",
     "NO_COLOR": "Set: no colours (https://no-color.org).",
 }
+HOST_ENVIRONMENT = {
+    "ORCH_PATCH_DIRS": "Folders of patch sets of your own, as in PATH (writing-steps.md); in `env:` it holds for the host's jobs.",
+    "ORCH_NVIDIA_SMI": "Path of nvidia-smi, instead of the one on the PATH and the places where drivers put it.",
+    "ORCH_CLAIMS_DIR": "Folder of the GPU claims, where `/var/tmp` is shared between machines. Default: `/var/tmp/orch-claims`.",
+    "ORCH_ROOT": "Folder for overlays of `remote_jobs.patches.activate` in a script that orch did not start.",
+}
+STEP_ENVIRONMENT = {
+    "ORCH_JOB": "The job's id; by it the job's processes are known: leave it to your children.",
+    "ORCH_STEP": "Name of the step.",
+    "ORCH_ATTEMPT": "Number of the attempt, from 1.",
+    "ORCH_WORKDIR": "The plan's `workdir`.",
+    "ORCH_FILES": "Folder with the plan's `files:`.",
+    "ORCH_OUTPUT": "Folder that `orch fetch` brings: the step's `output`.",
+    "ORCH_NEEDS_{}_OUTPUT": "The same of a step that this one needs, its name in capitals.",
+    "ORCH_GPUS": "How many GPUs were claimed; which ones is in `CUDA_VISIBLE_DEVICES`.",
+    "ORCH_SPLIT_INDEX": "Of a step with `split:`: which range this is, from 1.",
+    "ORCH_SPLIT_COUNT": "Of how many.",
+    "ORCH_NODES": "On Slurm with `nodes: N`: how many.",
+    "ORCH_NODELIST": "Their names, separated by commas.",
+    "ORCH_SRUN": "The command that starts one process on each of them, as a JSON list.",
+    "ORCH_STOP_FILE": "A file that appears when the processes on the nodes are to end.",
+    "ORCH_PATCHES": "Patch sets of this attempt with their hashes, or `none`.",
+    "ORCH_PATCHES_SHA256": "One hash of all of them.",
+    "ORCH_NOTIFY_": "What a command of `notify:` is told (notify.md): `ORCH_NOTIFY_TITLE`, `_TEXT`, `_KIND` and so on.",
+}
 STATUSES = {
     0: "done as asked",
     1: "the job failed or was stopped",
@@ -56,11 +81,19 @@ def cli_page() -> str:
         "`orch --help` and `orch COMMAND --help` say the same in a terminal.", "",
         table(("Command", ""), [(f"[`orch {name}`](#orch-{name})", line) for name, (_, line) in TABLE.items()]), "",
         "## Exit status", "", table(("", ""), [(str(status), words) for status, words in STATUSES.items()]), "",
-        "## Environment", "", table(("Variable", ""), [(f"`{name}`", words) for name, words in ENVIRONMENT.items()]), "",
+        "## Environment", "", "Read on the laptop:", "", *variables(ENVIRONMENT),
+        "Read on the host, from the environment that a login over SSH has there:", "", *variables(HOST_ENVIRONMENT),
+        "Set by orch for what a plan runs:", "", *variables(STEP_ENVIRONMENT),
     ]  # fmt: skip
     for name in TABLE:
         parts += command(root.commands[name], f"orch {name}", "##")  # type: ignore[attr-defined]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def variables(found: dict[str, str]) -> list[str]:
+    """A table of variables."""
+    shown = [(f"`{name.replace('{}', 'STEP')}{'*' if name.endswith('_') else ''}`", words) for name, words in found.items()]
+    return [table(("Variable", ""), shown), ""]
 
 
 def command(found: Any, name: str, heading: str) -> list[str]:

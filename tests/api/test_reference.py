@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 from pathlib import Path
@@ -39,11 +40,25 @@ def test_the_page_of_the_command_line_is_complete() -> None:
     for name in TABLE:
         section = page.split(f"\n## orch {name}\n")[1].split("\n## ")[0]
         assert "```sh\n" in section, f"orch {name} has no example"
-    documented = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
-    sources = "".join(path.read_text() for path in (PROJECT / "orchestrator").rglob("*.py"))
-    read = set(re.findall(r"(?:environ\.get\(|environ\[|getenv\(|envvar=|_ENV = |ENVIRONMENT = )\"(ORCH_\w+|NO_COLOR)\"", sources))
-    internal = {"ORCH_DEMO_HOST", "ORCH_SPLIT_INDEX"}  # between orch and its own demo and parts of a split step
-    assert {name for name in documented if name.startswith("ORCH_") or name == "NO_COLOR"} == read - internal
+
+
+BETWEEN_US = {"ORCH_ACK_FD", "ORCH_DEMO_HOST", "ORCH_TRAIN_METRICS", "ORCH_NOTIFY_JOB"}
+"""Between orch's own processes; the last is one of `ORCH_NOTIFY_*`."""
+
+
+def test_every_variable_that_the_code_knows_is_on_the_page() -> None:
+    """Names as whole literals: read, set or handed on, on the laptop, on the host or by a step."""
+    literals = {
+        node.value
+        for package in ("orchestrator", "remote_jobs")
+        for path in (PROJECT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    known = {text for text in literals if re.fullmatch(r"ORCH_[A-Z0-9_{}]+|NO_COLOR", text)}
+    reference = _reference()
+    documented = {*reference.ENVIRONMENT, *reference.HOST_ENVIRONMENT, *reference.STEP_ENVIRONMENT}
+    assert known - BETWEEN_US == documented
 
 
 def load(text: str) -> Any:

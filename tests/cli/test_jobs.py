@@ -310,6 +310,33 @@ def test_retry_with_set_changes_the_step(host: Host) -> None:
     host.quick("wait", job, expect=0)
 
 
+def test_of_two_failed_steps_the_first_to_fail_is_the_cause(host: Host) -> None:
+    late = {"name": "late", "run": "until [ -e failed ]; do sleep 0.02; done; sleep 1; exit 4", "retry": {"attempts": 1}}
+    early = {"name": "early", "run": "touch failed; echo here; exit 3", "retry": {"attempts": 1}}
+    job = host.start(host.plan(late, early)[0])
+    waited = host.quick("wait", job, expect=1)
+    assert "failed: step early, attempt 1 (exit 3)" in waited.err
+    assert waited.err.split("; after it failed: ")[1].startswith("late\n")
+    told = host.quick("why", job, expect=0).out
+    assert "step early, attempt 1: exit 3" in told
+    assert "failed after it: late, exit 4" in told
+    document = host.quick("why", job, "--json", expect=0).json
+    assert (document["step"], [one["step"] for one in document["also_failed"]]) == ("early", ["late"])
+    assert host.quick("logs", job, expect=0).out == "here\n"
+    assert host.quick("why", job, "--step", "late", "--json", expect=0).json["exit_status"] == 4
+
+
+@pytest.mark.parametrize("command", ["stop", "retry", "why", "logs", "forward"])
+def test_a_step_that_is_not_there_is_wrong_usage(host: Host, command: str) -> None:
+    job, work = host.launch(GO)
+    answer = host.quick(command, job, "--step", "wrok")
+    (work / "go").touch()
+    assert answer.status == 2, answer
+    assert f"job {job} has no step 'wrok'" in answer.err
+    assert "work" in answer.err.split("step", 2)[2]
+    assert host.quick("wait", job, expect=0), "nothing was stopped"
+
+
 # ------------------------------------------------------------------------------------------------------------- logs
 
 

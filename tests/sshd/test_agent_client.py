@@ -391,7 +391,7 @@ def test_nonsense_between_answers_is_skipped(nonsense: str) -> None:
         "sys.stdin.readline()\n"
         f"sys.stdout.write({nonsense!r} + chr(10))\n"
         'print(json.dumps({"id": "x"}), json.dumps({"id": 77, "ok": True}), sep=chr(10))\n'
-        'print(json.dumps({"id": 1, "ok": True, "x": 5}), flush=True)\ntime.sleep(30)'
+        'print(json.dumps({"id": 1, "ok": True, "jobs": {}, "x": 5}), flush=True)\ntime.sleep(30)'
     )
     client, _ = fake(HELLO + body)
     assert client.request("look", timeout_s=10)["x"] == 5
