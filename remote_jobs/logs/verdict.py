@@ -131,8 +131,7 @@ def _shows_end(findings: List[Finding], around: Circumstances) -> bool:
     if around.last_line - last.line > 400 and last.rule.rank < WRAPPER:
         return False
     marks = [line for line in (around.done_line, around.main_bar_done_line, around.stopped_line) if line is not None]
-    behind = [found for found in ends if marks and found.line > min(marks)]
-    if len(behind) == len(ends):
+    if marks and all(found.line > min(marks) for found in ends):
         explicit = around.done_line is not None and around.done_line < ends[0].line
         if all(_is_teardown(found, explicit=explicit) for found in ends):
             return False
@@ -175,7 +174,7 @@ def _root_cause(findings: List[Finding], around: Circumstances) -> Optional[Find
         recent = around.last_line - LAST_WORDS
         pool = pool or [found for found in usable if found.rule.rank < WRAPPER and found.line >= recent]
     if not pool:
-        return ends[0] if ends else (usable[0] if usable and around.exit_status not in (None, 0) else None)
+        return ends[0] if ends else (usable[0] if usable and around.exit_status is not None else None)
     best = min(pool, key=_order)
     earlier = [found for found in usable if found.line < best.line and not found.handled]
     if best.rule.shows_end == ALWAYS and best.rule.failure_class == "unknown":
@@ -254,7 +253,7 @@ def _quote(found: Finding) -> str:
 def _evidence(best: Finding, findings: List[Finding], around: Circumstances) -> List[str]:
     lines = [_quote(best)]
     for found in findings:
-        if found is not best and found.ends and found.rule.id != best.rule.id and len(lines) < 4:
+        if found.ends and found.rule.id != best.rule.id and len(lines) < 4:
             lines.append(_quote(found))
     if around.exit_status is not None:
         lines.append("exit status {}".format(around.exit_status))

@@ -12,14 +12,24 @@ import pytest
 from remote_jobs.logs.evidence import STALE_ACTIVITY, Finding
 from remote_jobs.logs.rules import Rule
 from remote_jobs.logs.rules.context import WORK
-from remote_jobs.logs.rules.rule import ALWAYS, CAUSE, GENERIC, HARD, NEVER, SOFT_KILL, STRONG_KILL, SYMPTOM, WRAPPER
+from remote_jobs.logs.rules.rule import (
+    ALWAYS,
+    CAUSE,
+    GENERIC,
+    HARD,
+    NEVER,
+    SOFT_KILL,
+    STRONG_KILL,
+    SYMPTOM,
+    WRAPPER,
+)
 from remote_jobs.logs.verdict import LAST_WORDS, TALKS_ON, Circumstances, judge, signal_of
 
 
-def a(failure_class: str = "config", rank: int = CAUSE, *, line: int = 10, id: str = "", **more: Any) -> Finding:
+def a(failure_class: str = "config", rank: int = CAUSE, *, line: int = 10, named: str = "", **more: Any) -> Finding:
     """A finding that shows an end, unless said otherwise; its rule is called like its class."""
     of_rule = {key: more.pop(key) for key in ("shows_end", "teardown_noise", "cut_short", "advice", "retry") if key in more}
-    rule = Rule(id or failure_class, failure_class, "x", "it broke", "x", "here", rank=rank, **of_rule)
+    rule = Rule(named or failure_class, failure_class, "x", "it broke", "x", "here", rank=rank, **of_rule)
     known = {"text": f" said at {line} ", "ends": True, "handled": False, "clean": True, "worker": None, "pid": None, "activity": 0}
     return Finding(rule=rule, line=line, **{**known, **more})
 
@@ -58,6 +68,7 @@ def test_a_success_is_doubted_only_where_the_log_says_that_the_work_is_unfinishe
     assert verdict(short, exit_status=0, done_line=11) is None
     assert verdict(short, exit_status=0, done_line=10) == "network"
     assert verdict(short, exit_status=0, done_line=9) == "network"
+    assert verdict(short, a("auth", cut_short=True, line=20), exit_status=0, done_line=15) == "auth"
 
 
 # ------------------------------------------------------------------------------------------------- without exit status
@@ -95,13 +106,15 @@ def test_the_kernels_word_outlives_more_work() -> None:
     hard = a("gpu_hardware", HARD, shows_end=ALWAYS, activity=7)
     assert verdict(hard, activity=7 + STALE_ACTIVITY - 1) == "gpu_hardware"
     assert verdict(hard, activity=7 + STALE_ACTIVITY) is None
+    assert verdict(hard, activity=8 + STALE_ACTIVITY) is None
     assert verdict(hard, a(line=12, shows_end=ALWAYS, activity=7), activity=7 + 3 * WORK) == "gpu_hardware", "whoever speaks last"
 
 
 def test_an_end_that_many_lines_follow_was_none() -> None:
     assert verdict(a(), last_line=410) == "config"
     assert verdict(a(), last_line=411) is None
-    assert verdict(a("unknown", WRAPPER, id="launcher"), last_line=411) == "launcher", "launchers print much when they give up"
+    for rank in (WRAPPER, WRAPPER + 1):
+        assert verdict(a("unknown", rank, named="launcher"), last_line=411) == "launcher", "launchers print much when they give up"
 
 
 def test_what_falls_apart_behind_finished_work_is_no_failure() -> None:
@@ -109,6 +122,7 @@ def test_what_falls_apart_behind_finished_work_is_no_failure() -> None:
     assert verdict(a(), done_line=11) is None
     assert verdict(a(), done_line=10) == "config"
     assert verdict(generic, done_line=5) is None
+    assert verdict(a("unknown", GENERIC + 1), done_line=5) is None
     assert verdict(a("unknown", GENERIC - 1), done_line=5) == "unknown"
     assert verdict(a("nccl"), done_line=5) is None
     assert verdict(a("network"), done_line=5) is None
@@ -143,12 +157,14 @@ def test_last_words() -> None:
     assert said(rank=STRONG_KILL, line=99) is None
     assert said(rank=SYMPTOM, line=99, loud=True) is None
     assert said("nccl", SYMPTOM, line=99, loud=True) == "nccl"
+    assert said("port_in_use", SYMPTOM, line=99, loud=True) is None
+    assert said("port_in_use", line=100 - LAST_WORDS, loud=True) == "port_in_use"
     assert said("nccl", SYMPTOM, line=99) is None
     assert said(line=99, activity=5, now=5 + WORK - 1) == "disk_full"
     assert said(line=99, activity=5, now=5 + WORK) is None
     assert said(line=99, handled=True) is None
     assert said(line=99, shows_end=NEVER) is None
-    old = a(line=1, ends=False, id="old")
+    old = a(line=1, ends=False, named="old")
     assert verdict(old, a("disk_full", line=99, ends=False), last_line=100) is not None
 
 
@@ -222,36 +238,40 @@ def test_a_signal_outweighs_what_did_not_end_the_program() -> None:
 
 
 def test_the_cause_before_the_wrapper_and_the_unended() -> None:
-    wrapper, unended = a("unknown", WRAPPER, line=1, id="wrapper"), a("disk_full", line=2, ends=False)
+    wrapper, unended = a("unknown", WRAPPER, line=1, named="wrapper"), a("disk_full", line=2, ends=False)
     assert verdict(wrapper, a(line=3)) == "config"
     assert verdict(unended, a("unknown", GENERIC, line=3)) == "unknown", "what ended it before what was only said"
     assert verdict(wrapper, unended, exit_status=1) == "disk_full"
     assert verdict(wrapper, unended) == "disk_full"
     assert verdict(wrapper, a("disk_full", line=2, ends=False, handled=True), last_line=10) == "wrapper", "it was handled"
-    assert verdict(wrapper, a("auth", WRAPPER, line=2, id="second")) == "wrapper", "the first of wrappers"
+    assert verdict(wrapper, a("auth", WRAPPER, line=2, named="second")) == "wrapper", "the first of wrappers"
 
 
 def test_with_a_status_even_what_was_handled_counts_among_the_last_lines() -> None:
     handled = a("disk_full", line=70, ends=False, handled=True)
     assert verdict(handled, exit_status=1, last_line=70 + LAST_WORDS) == "disk_full"
-    wrapper = a("unknown", WRAPPER, line=5, id="wrapper")
+    wrapper = a("unknown", WRAPPER, line=5, named="wrapper")
     assert verdict(wrapper, handled, exit_status=1, last_line=70 + LAST_WORDS) == "disk_full"
+    assert verdict(wrapper, handled, exit_status=1, last_line=69 + LAST_WORDS) == "disk_full"
     assert verdict(wrapper, handled, exit_status=1, last_line=71 + LAST_WORDS) == "wrapper"
-    quiet_wrapper = a("unknown", WRAPPER, line=69, ends=False, id="wrapper")
+    assert verdict(wrapper, a("unknown", WRAPPER + 1, line=70, named="second"), exit_status=1) == "wrapper"
+    assert verdict(a("unknown", WRAPPER + 1, line=69, named="second", ends=False), handled, exit_status=1, last_line=99) == "disk_full"
+    quiet_wrapper = a("unknown", WRAPPER, line=69, ends=False, named="wrapper")
     assert verdict(quiet_wrapper, handled, exit_status=1, last_line=100) == "disk_full"
     unhandled = a("auth", line=1, ends=False)
     assert verdict(unhandled, handled, exit_status=1, last_line=100) == "auth", "what was not handled comes first"
-    assert verdict(quiet_wrapper, a("auth", WRAPPER, line=70, ends=False, id="second"), exit_status=1) == "wrapper"
+    assert verdict(quiet_wrapper, a("auth", WRAPPER, line=70, ends=False, named="second"), exit_status=1) == "wrapper"
 
 
 def test_native_code_that_gave_up_was_told_why_right_before() -> None:
-    gave_up = a("unknown", GENERIC, line=100, shows_end=ALWAYS, id="terminate")
+    gave_up = a("unknown", GENERIC, line=100, shows_end=ALWAYS, named="terminate")
     said = a("disk_full", line=100 - LAST_WORDS, ends=False)
     assert verdict(said, gave_up) == "disk_full"
     assert verdict(a("disk_full", line=99 - LAST_WORDS, ends=False), gave_up) == "terminate"
     assert verdict(a("disk_full", line=99, ends=False, handled=True), gave_up) == "terminate"
-    assert verdict(a("disk_full", STRONG_KILL, line=99, ends=False), gave_up) == "terminate"
-    assert verdict(said, a("unknown", GENERIC, line=100, id="raised")) == "raised", "a Python exception says it itself"
+    for rank in (STRONG_KILL, SYMPTOM):
+        assert verdict(a("nccl", rank, line=99, ends=False), gave_up) == "terminate"
+    assert verdict(said, a("unknown", GENERIC, line=100, named="raised")) == "raised", "a Python exception says it itself"
     assert verdict(said, a("segfault", GENERIC, line=100, shows_end=ALWAYS)) == "segfault"
     assert verdict(a("auth", CAUSE + 1, line=98, ends=False, clean=False), a("config", line=99, ends=False), gave_up) == "config"
     assert verdict(gave_up, a("disk_full", line=100, ends=False)) == "terminate", "not on the same line"
@@ -264,40 +284,43 @@ def test_a_kill_explains_what_its_peers_then_complain_about(failure_class: str, 
     assert verdict(a("killed", STRONG_KILL, ends=False), complaint) == failure_class
     assert verdict(complaint, a("killed", STRONG_KILL, line=21)) == failure_class, "it came later"
     assert verdict(a("killed", STRONG_KILL + 1), complaint) == failure_class
+    assert verdict(a("auth", CAUSE, clean=False), complaint) == failure_class, "no kill, and not as clear"
     assert verdict(a("killed", STRONG_KILL), a(failure_class, HARD, line=20)) == failure_class
 
 
 def test_someone_asked_it_to_stop_and_the_rest_is_the_consequence() -> None:
-    asked = a("killed", SOFT_KILL, id="asked")
+    asked = a("killed", SOFT_KILL, named="asked")
     assert verdict(asked, a("nccl", SYMPTOM, line=20)) == "asked"
     assert verdict(asked, a("config", CAUSE, line=20)) == "asked", "its process ended of it"
-    quiet = a("killed", SOFT_KILL, ends=False, id="asked")
+    quiet = a("killed", SOFT_KILL, ends=False, named="asked")
     assert verdict(quiet, a("config", CAUSE, line=20)) == "config"
     assert verdict(quiet, a("nccl", SYMPTOM, line=20)) == "asked"
+    assert verdict(quiet, a("nccl", SYMPTOM + 1, line=20)) == "asked"
     assert verdict(quiet, a("nccl", SYMPTOM - 1, line=20)) == "nccl"
-    assert verdict(a("killed", SOFT_KILL + 1, id="asked"), a("config", line=20)) == "asked"
-    assert verdict(a("killed", SOFT_KILL + 2, id="asked"), a("config", line=20)) == "config"
-    assert verdict(a("killed", SOFT_KILL - 1, id="asked"), a("config", line=20)) == "config"
-    assert verdict(a("auth", SOFT_KILL, id="asked"), a("config", line=20)) == "config"
+    assert verdict(a("killed", SOFT_KILL + 1, named="asked"), a("config", line=20)) == "asked"
+    assert verdict(a("killed", SOFT_KILL + 2, named="asked"), a("config", line=20)) == "config"
+    assert verdict(a("killed", SOFT_KILL - 1, named="asked"), a("config", line=20)) == "config"
+    assert verdict(a("auth", SOFT_KILL, named="asked"), a("config", line=20)) == "config"
     assert verdict(asked, a("killed", SYMPTOM, line=20)) == "killed", "a better word for the same"
-    assert verdict(a("killed", SOFT_KILL, handled=True, id="asked"), a("config", line=20)) == "config"
+    assert verdict(a("killed", SOFT_KILL, handled=True, named="asked"), a("config", line=20)) == "config"
 
 
 def test_the_rank_that_raised_first_before_the_peers_that_lost_it() -> None:
-    raised = a("unknown", GENERIC, id="raised")
+    raised = a("unknown", GENERIC, named="raised")
     for rank, wins in ((SYMPTOM - 2, False), (SYMPTOM - 1, True), (SYMPTOM, True), (SYMPTOM + 1, False)):
         assert verdict(raised, a("nccl", rank, line=20)) == ("raised" if wins else "nccl"), rank
     for rank, wins in ((GENERIC - 1, False), (GENERIC, True), (GENERIC + 1, True), (GENERIC + 2, False)):
-        assert verdict(a("unknown", rank, id="raised"), a("nccl", SYMPTOM, line=20)) == ("raised" if wins else "nccl"), rank
-    assert verdict(a("unknown", GENERIC, ends=False, id="raised"), a("nccl", SYMPTOM, line=20)) == "nccl"
-    assert verdict(a("unknown", GENERIC, clean=False, id="raised"), a("nccl", SYMPTOM, line=20)) == "nccl"
+        assert verdict(a("unknown", rank, named="raised"), a("nccl", SYMPTOM, line=20)) == ("raised" if wins else "nccl"), rank
+    assert verdict(a("unknown", GENERIC, ends=False, named="raised"), a("nccl", SYMPTOM, line=20)) == "nccl"
+    assert verdict(a("unknown", GENERIC, clean=False, named="raised"), a("nccl", SYMPTOM, line=20)) == "nccl"
 
 
 def test_of_equals_the_first_and_of_causes_the_clean_one() -> None:
     assert line_of(a(rank=CAUSE + 4, line=10), a(rank=CAUSE, line=11)) == 10, "near ranks are equals"
     assert line_of(a(rank=STRONG_KILL, line=10), a(rank=CAUSE, line=11)) == 11
     assert line_of(a(rank=GENERIC, line=10), a(rank=SOFT_KILL + 1, line=11)) == 10
-    assert line_of(a(rank=SOFT_KILL + 1, line=10), a(rank=GENERIC, line=11)) == 10
+    for rank in (GENERIC + 1, SOFT_KILL, SOFT_KILL + 1):
+        assert line_of(a(rank=rank, line=10), a(rank=GENERIC, line=11)) == 10
     assert line_of(a(rank=SOFT_KILL + 2, line=10), a(rank=GENERIC, line=11)) == 11
     assert line_of(a(rank=GENERIC, line=10), a(rank=GENERIC - 1, line=11)) == 11
     assert line_of(a(rank=CAUSE, line=10, clean=False), a(rank=CAUSE + 1, line=11)) == 11
@@ -328,7 +351,7 @@ def failure_of(*findings: Finding, **around: Any) -> dict[str, Any]:
 
 
 def test_the_evidence_is_the_cause_and_up_to_three_other_ends() -> None:
-    ends = [a("nccl", SYMPTOM, line=20 + n, id=f"peer{n}") for n in range(5)]
+    ends = [a("nccl", SYMPTOM, line=20 + n, named=f"peer{n}") for n in range(5)]
     best = a(line=30)
     quiet, twin = a("auth", line=31, ends=False), a(line=32)
     failure = failure_of(*ends[:2], best, quiet, twin, *[found._replace(line=found.line + 20) for found in ends[2:]])
@@ -361,13 +384,13 @@ def test_the_summary_names_worker_and_signal() -> None:
 
 
 def test_only_wrappers_means_that_the_cause_is_not_in_the_log() -> None:
-    launcher = a("nccl", WRAPPER, id="launcher")
+    launcher = a("nccl", WRAPPER, named="launcher")
     lone = failure_of(launcher)
     assert (lone["class"], lone["signature"], lone["root_cause"]) == ("unknown", "launcher", None)
     assert lone["evidence"] == ["line 10: said at 10", "exit status 1"]
     assert failure_of(launcher, exit_status=-9)["signature"] == "signal-9"
     for wrapper in ("vllm-init-wrapper", "vllm-dead-wrapper", "sglang-wrapper"):
-        vanished = failure_of(launcher, a("unknown", WRAPPER, line=12, id=wrapper), exit_status=-9)
+        vanished = failure_of(launcher, a("unknown", WRAPPER, line=12, named=wrapper), exit_status=-9)
         assert (vanished["signature"], vanished["class"], vanished["root_cause"]) == ("engine-vanished", "killed", None)
 
 
