@@ -116,18 +116,22 @@ def test_with_accounting_sacct_tells_how_a_forgotten_job_ended(short_folder: Pat
         wait_until(lambda: cluster.node_states() == ["idle"], "the node is idle", within_s=30)
         with Login(tmp_path / "login", cluster) as login:
             agent = login.agent()
-            job = login.launch(agent, [{"name": "work", "run": ONCE}])
-            wait_until((login.work / "up").exists, "the step runs")
+            task = JOB + "t"  # the only one of an array
+            runs = {JOB: (ONCE, {}), task: (ONCE.replace("second up", "second-t up-t").replace("second &", "second-t &"), {"array": [task]})}
+            jobs = {one: login.launch(agent, [{"name": "work", "run": run}], one, slurm=slurm) for one, (run, slurm) in runs.items()}
+            wait_until(lambda: all((login.work / file).exists() for file in ("up", "up-t")), "the steps run")
             agent.close()
-            [number] = submissions(job)
+            numbers = {one: submissions(job)[0] for one, job in jobs.items()}
+            assert numbers[task].endswith("_1")
             cluster.node("n1", "down")
-            wait_until(lambda: number not in cluster.queue(), "the controller has forgotten the job", within_s=90, every_s=0.2)
+            wait_until(lambda: not set(numbers.values()) & set(cluster.queue()), "the controller has forgotten the jobs", within_s=90, every_s=0.2)
             cluster.node("n1", "resume")
             agent = login.agent()
-            until(agent, "succeeded", within_s=40)
-            [lost, _] = view(agent)["steps"][0]["attempts"]
-            assert lost["verdict"]["signature"] == "slurm_node_fail"
-            assert f"Slurm job {number}: " in lost["verdict"]["summary"]
+            for one, number in numbers.items():
+                until(agent, "succeeded", one, within_s=40)
+                [lost, _] = view(agent, one)["steps"][0]["attempts"]
+                assert lost["verdict"]["signature"] == "slurm_node_fail"
+                assert f"Slurm job {number}: " in lost["verdict"]["summary"]
     finally:
         cluster.__exit__()
         database.stop()
