@@ -263,7 +263,9 @@ class Deliverer:
             record = {
                 "key": f"lost-{view['seq']}-{name}", "target": name, "label": label, "kind": "lost", "seq": view["seq"],
                 "title": f"{view['name']} on {view['host']} is lost",
-                "text": f"its supervisor is gone without a final word\norch retry {view['id']}",
+                "text": "Its supervisor on the host is gone without a final word: killed, or the host restarted.\n"
+                "orch does nothing by itself, for it is not known what still runs.\n"
+                f"To do: orch why {view['id']}, then orch retry {view['id']}",
             }  # fmt: skip
             if self.session.agent(str(view["host"])).request("notify", do="claim", record=record, **ask)["claimed"]:
                 found.append(record)

@@ -100,19 +100,21 @@ class Collector:
         ended = _epoch(state.get("ended_at"))
         age_s = self._now - (ended if ended is not None else _newest(job.path))
         if age_s < self.older_than_s:
-            return self._keep("job", job.id, "ended {:.1f} days ago".format(age_s / DAY_S))
+            return self._keep("job", job.id, "ended {} ago".format(_days(age_s)))
         if self._alive(job):
             self._running = True
             return self._keep("job", job.id, "processes of it still run; see: orch status --processes")
         if _holds_files(job.at("work")):
             return self._keep("job", job.id, "its outputs lie in its own folder; fetch or move them first")
-        return self._take("job", job.id, job.path, age_s, "{}, ended long ago".format(name), job=job)
+        why = "{}, ended {} ago (asked for: more than {})".format(name, _days(age_s), _days(self.older_than_s))
+        return self._take("job", job.id, job.path, age_s, why, job=job)
 
     def _unfinished(self, job: JobDir) -> bool:
         age_s = self._now - _newest(job.path)
         if age_s < max(self.older_than_s, DAY_S) or self._alive(job):
             return self._keep("job", job.id, "a launch that was not finished")
-        return self._take("job", job.id, job.path, age_s, "a launch that was never finished", job=job)
+        why = "a launch that was never finished, {} old".format(_days(age_s))
+        return self._take("job", job.id, job.path, age_s, why, job=job)
 
     def _alive(self, job: JobDir) -> bool:
         return bool(procs.find_job(job.id)) or job.path in self._words
@@ -131,7 +133,8 @@ class Collector:
             elif needed is None:
                 self._keep("release", name, "a job cannot be read, and it may need this release")
             elif name not in needed and path not in self._words:
-                self._take("release", name, path, age_s, "no job that stays was launched with it")
+                why = "no job that stays was launched with it; unused for {}".format(_days(age_s))
+                self._take("release", name, path, age_s, why)
 
     def _own_path(self) -> str:
         return os.path.join(self.layout.releases, self._own_release or "-")
@@ -147,7 +150,7 @@ class Collector:
                 part = name.endswith(".part")
                 if age_s > (min(self.older_than_s, DAY_S) if part else self.older_than_s):
                     why = "an upload that broke off" if part else "an uploaded file; jobs have copies of their own"
-                    self._take("upload", name, path, age_s, why)
+                    self._take("upload", name, path, age_s, "{}; {} old".format(why, _days(age_s)))
 
     def _overlays(self) -> None:
         parent = os.path.join(self.layout.root, OVERLAYS)
@@ -159,7 +162,8 @@ class Collector:
             if self._running or path in self._words:
                 self._keep("overlay", name, "a job runs")
             else:
-                self._take("overlay", name, path, age_s, "patched packages; built again when a job needs them")
+                why = "patched packages, built again when a job needs them; unused for {}".format(_days(age_s))
+                self._take("overlay", name, path, age_s, why)
 
     def _leftovers(self) -> None:
         """What an earlier run had begun to delete."""
@@ -257,6 +261,14 @@ def _size(path: str) -> int:
                 with contextlib.suppress(OSError):
                     total += os.lstat(os.path.join(folder, name)).st_blocks * 512
     return total
+
+
+def _days(seconds: float) -> str:
+    """3 hours, 1 day, 45 days: as a person reckons it."""
+    count, unit = (seconds / DAY_S, "day") if seconds >= DAY_S else (seconds / 3600, "hour")
+    if count >= 1:
+        return "{:.0f} {}{}".format(count, unit, "" if round(count) == 1 else "s")
+    return "{:.0f} min".format(seconds / 60)
 
 
 def _epoch(text: Any) -> Optional[float]:

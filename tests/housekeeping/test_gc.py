@@ -72,7 +72,12 @@ def test_old_jobs_go_and_younger_ones_stay(host: HostSide) -> None:
 
     goes, stays = collect(agent)
     assert goes == {"old-good": "job", "old-bad": "job"}
-    assert stays == {"young": "ended 29.0 days ago"}
+    assert stays == {"young": "ended 29 days ago"}
+    why = {row["name"]: row["why"] for row in agent.request("gc", older_than_s=30 * DAY_S, apply=False)["items"]}
+    assert why == {
+        "old-good": "succeeded, ended 40 days ago (asked for: more than 30 days)",
+        "old-bad": "failed, ended 31 days ago (asked for: more than 30 days)",
+    }
     assert {path.name for path in (host.root / "jobs").iterdir()} == {"old-good", "old-bad", "young"}, (
         "a dry run"
     )

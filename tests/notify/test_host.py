@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from remote_jobs.agent import notices
+from remote_jobs.agent.fold import Fold
 from remote_jobs.agent.notify import SlipWatch
+from remote_jobs.protocol import JobSpec
 from tests.notify.receiver import Receiver
 from tests.support.host_side import HostSide, ended, pythons
 from tests.support.jobdir import JobDir, kill
@@ -84,7 +87,7 @@ def test_retries_and_the_end_are_told_with_what_happened(host: HostSide, receive
     assert receiver.at("bad") == []
     retry, success = (item.json for item in receiver.at(path))
     assert retry["class"] == "network"
-    assert "step work, attempt 1" in retry["text"]
+    assert "Step work, attempt 1 failed" in retry["text"]
     assert (success["title"], success["job"], success["schema"]) == ("plan on box has succeeded", job.id, 1)
     assert success["content"] == success["text"]
     assert receiver.got[0].headers["Authorization"] == f"Bearer {TOKEN}"
@@ -217,8 +220,64 @@ def test_a_bar_that_slows_down_is_told(host: HostSide, receiver: Receiver) -> No
     wait_until(lambda: receiver.kinds("hook"), "the slip is told", within_s=15, seen=lambda: job.record("state.json").get("eta"))
     [told] = receiver.at("hook")
     assert told.json["kind"] == "eta_slip"
-    assert "the expected end has moved by" in told.json["text"]
+    assert "The expected end has moved by" in told.json["text"]
     assert [event["data"]["to"] for event in job.events() if event["data"].get("notify")] == ["plan-1"]
+
+
+def told_of(*events: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    """The message about the last of some events of a job of three steps."""
+    steps = [{"name": "serve", "service": {}}, {"name": "extract", "needs": ["serve"]}, {"name": "train", "needs": ["extract"]}]
+    spec = JobSpec("plan-1", "plan", "box", "/w", "0", "2026-11-30T00:00:00.000Z", "r", steps)
+    folded, event = Fold(spec), {}
+    for seq, (kind, fields) in enumerate(events, 1):
+        event = {"seq": seq, "at": f"2026-11-30T0{seq}:00:00.000Z", "kind": kind, "step": fields.pop("step", None)}
+        event |= {"attempt": fields.pop("attempt", None), "data": fields}
+        folded.apply(event)
+    [kind] = notices.kinds_of(event)
+    return notices.message_of(spec, event, kind, folded.state)
+
+
+OOM = {"class": "gpu_oom", "summary": "CUDA out of memory", "advice": "lower gpu_memory_utilization"}
+BEGUN: list[tuple[str, dict[str, Any]]] = [("attempt_started", {"step": "extract", "attempt": 1})]
+BROKEN = [*BEGUN, ("attempt_ended", {"step": "extract", "attempt": 1, "state": "failed", "exit_status": 1})]
+DONE = [*BEGUN, ("step_succeeded", {"step": "extract", "attempt": 1})]
+GIVEN_UP = ("step_failed", {"step": "extract", "reason": "attempt 1 of 1 failed (gpu_oom)", "verdict": OOM})
+TOLD = {
+    "retry": (
+        [*BROKEN, ("retry_scheduled", {"step": "extract", "attempt": 1, "delay_s": 12.0, "reason": "network: trying again"})],
+        ["plan on box", "step extract failed", "extract, attempt 1 failed", "starts attempt 2 in 12 s", "Nothing to do", "orch why plan-1"],
+    ),
+    "hang": (
+        [*BEGUN, ("hang_suspected", {"step": "extract", "attempt": 1, "text": "the job hangs: still for 15 min"})],
+        ["plan on box seems to hang in step extract", "attempt 1: the job hangs: still for 15 min.", "ends this attempt", "orch why plan-1"],
+    ),
+    "slip": (
+        [("note", {"text": "the expected end has moved by 40 min", "notify": "eta_slip"})],
+        ["takes longer than expected", "moved by 40 min", "nothing has failed", "orch watch plan-1"],
+    ),
+    "step done": (DONE, ["plan on box finished step extract", "goes on with: serve, train", "orch status plan-1"]),
+    "step failed": (
+        [*BROKEN, GIVEN_UP],
+        ["plan on box failed in step extract", "gpu_oom: CUDA out of memory", "not try this step again: attempt 1 of 1",
+         "left out: train", "Still to end: serve", "To do: lower gpu_memory_utilization; orch why plan-1"],
+    ),
+    "failure": (
+        [*BROKEN, GIVEN_UP, ("finished", {"state": "failed"})],
+        ["plan on box has failed", "Step extract, attempt 1 failed", "is over after 3 h 0 min", "not try again by itself", "then orch retry plan-1"],
+    ),
+    "success": ([*BEGUN, ("finished", {"state": "succeeded"})], ["has succeeded", "All 3 steps are done after 1 h", "orch fetch plan-1 DEST"]),
+    "stopped": ([*BEGUN, ("finished", {"state": "stopped"})], ["was stopped", "on request after 1 h", "orch retry plan-1"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_who_reads_it_on_a_phone_learns_what_happened_what_orch_does_and_what_to_do(name: str) -> None:
+    events, words = TOLD[name]
+    message = told_of(*[(kind, dict(fields)) for kind, fields in events])
+    whole = f"{message['title']}\n{message['text']}"
+    assert [word for word in words if word not in whole] == [], whole
+    assert len(whole.splitlines()) <= 7
+    assert "orch " in whole.splitlines()[-1], "the last line is for the hand"
 
 
 def test_an_end_that_slips_is_told_when_it_is_sure() -> None:
