@@ -187,7 +187,7 @@ def launch_spread(
             raise
         session.say(f"orch: {launched[-1].job}: {_listed(ranges)} of {count} on {one.host}")
         array, _, task = str((launched[-1].view.get("slurm") or {}).get("job")).partition("_")
-        if task and not launched[-1].adopted:
+        if task and one.spec["id"] == together.get(one.spec["id"], [""])[-1]:
             session.say(f"orch: {one.host}: the ranges there are the tasks of one Slurm array, {array}")
     return launched
 

@@ -27,12 +27,13 @@ def work(tmp_path: Path) -> Iterator[Path]:
     (folder / "go").touch()
 
 
-def launched(laptop: Laptop, plan: Path, *arguments: str) -> list[str]:
+def launched(laptop: Laptop, plan: Path) -> list[str]:
     """Ids of the jobs of one launch, in the order of their ranges."""
     host = json.loads(laptop.inventory.read_text())["hosts"]["box"]
     laptop.write_inventory({"box": {**host, "gres": "gpu:1"}})  # all of them at once
-    rows = laptop.run("launch", plan, "--no-preflight", "--json", *arguments, within_s=60, expect=0).json["jobs"]
-    return [row["job"] for row in rows]
+    answer = laptop.run("launch", plan, "--no-preflight", "--json", within_s=60, expect=0)
+    assert "the tasks of one Slurm array" in answer.err
+    return [row["job"] for row in answer.json["jobs"]]
 
 
 def test_the_ranges_are_an_array_of_jobs(cluster: Cluster, laptop: Laptop, work: Path) -> None:
