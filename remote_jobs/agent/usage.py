@@ -1,6 +1,7 @@
-"""How busy the job's GPUs were: one line a minute in <job>/usage.jsonl, for the plots of `orch history` and `orch report`.
+"""What a job takes of its host: how busy its GPUs were, one line a minute in <job>/usage.jsonl, for the plots of `orch history`
+and `orch report`; and whether the disk of its logs was full (`fulldisk`).
 
-Only while a running attempt of this job holds GPUs.  nvidia-smi is asked in a side task, for four figures of each GPU.
+GPUs only while a running attempt of this job holds GPUs.  nvidia-smi is asked in a side task, for four figures of each GPU.
 Standard library only.
 """
 
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, List, Optional
 from remote_jobs import protocol
 from remote_jobs.agent import smi_run
 from remote_jobs.agent.attempt import utc_now
+from remote_jobs.agent.fulldisk import FullDisk
 from remote_jobs.agent.side import SideTask
 
 if TYPE_CHECKING:
@@ -45,13 +47,14 @@ def _number(text: str) -> Optional[float]:
 
 
 class UsageKeeper:
-    """The supervisor's part. Without GPUs it costs nothing."""
+    """The supervisor's part."""
 
     def __init__(self, boss: "Supervisor") -> None:
         self._boss = boss
         self._task: Optional[SideTask] = None
         self._due: Optional[float] = None
         self._path = boss.job.at(FILE)
+        self._disk = FullDisk(boss)
 
     def side_pids(self) -> List[int]:
         """Pid of the side task: a child of the supervisor that is not the job's."""
@@ -66,6 +69,7 @@ class UsageKeeper:
 
     def tick(self, now: float) -> None:
         """Take a reading when one is due. Never blocks; never raises for what a disk or a driver does."""
+        self._disk.tick(now)
         if self._task is not None:
             if not self._task.ready():
                 return

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from remote_jobs import protocol
-from remote_jobs.agent import causes, incident, reboot
+from remote_jobs.agent import causes, fulldisk, incident, reboot
 from remote_jobs.agent.jobdir import JobDir, Layout
 from remote_jobs.agent.launching import AgentError, no_step
 from remote_jobs.agent.look import Looker
@@ -49,7 +49,7 @@ def why(layout: Layout, looker: Looker, job_id: str, step: Optional[str], attemp
             "attempt": found["n"],
             "verdict": verdict,
             "exit_status": found.get("exit_status"),
-            "evidence": evidence + _host_evidence(bundle),
+            "evidence": evidence + _host_evidence(bundle) + fulldisk.said(state),
             "changed_next": (decision["changes"] if decision else _changes_of_next(item, found["n"])) or None,
             "incident": parts["folder"] if bundle else None,
             "bundle": {key: value for key, value in bundle.items() if key != "verdict"} or None,

@@ -6,6 +6,7 @@ One row: the write that meets the full disk -> what is told meanwhile, and how t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,13 +75,20 @@ def warm(stage: Stage) -> None:
 
 
 def running(stage: Stage, fill: Callable[[bool], None]) -> None:
-    """The disk fills under a running job: it goes on, status goes on."""
+    """The disk fills under a running job: it goes on, status goes on; that log lines may be missing is said afterwards."""
     job = stage.launch()
     stage.reached("load")
     fill(True)
-    for _ in range(2):
+    full_at = time.monotonic()  # long enough to be seen by a look every half second
+    while time.monotonic() < full_at + 5:
         assert stage.laptop.status(job.id)["state"] == "running"
     fill(False)
+
+    def notes() -> list[str]:
+        return [note["text"] for note in stage.laptop.status(job.id)["notes"]]
+
+    wait_until(lambda: any("the disk of the job's logs was full from 20" in text for text in notes()), "it is said", seen=notes)
+    assert "was full from" in stage.laptop.run("status", job.id, expect=0).out
     stage.go()
     stage.laptop.run("wait", job.id, expect=0)
 
