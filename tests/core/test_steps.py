@@ -50,7 +50,7 @@ def flags_of(*names: str) -> set[str]:
 
 @pytest.mark.parametrize("uses", BUILTIN)
 def test_every_flag_of_a_script_is_a_parameter(uses: str) -> None:
-    set_by_split = {"range", "merge"}
+    set_by_split = {"range", "merge", "join"}
     missing = flags_of(*SCRIPTS[uses]) - set(BUILTIN[uses].names()) - BUILTIN[uses].flags - set_by_split
     assert not missing, f"add to orchestrator/core/steps.py: {sorted(missing)}"
 
