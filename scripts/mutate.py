@@ -41,7 +41,8 @@ AREAS: dict[str, tuple[str, list[str]]] = {
 
 LEFT_OUT = ("core/NumberReplacer", "core/RemoveDecorator")
 """Operators not used: limits and ranks in tables are judgement, and a class without @dataclass cannot start."""
-TIMEOUT_S = 60.0
+BASELINE_S, TIMES_SLOWER = 120.0, 8
+"""A mutant's tests may take so many times longer than without it (it may loop for ever), and those at most BASELINE_S."""
 
 
 class _WithoutAnnotations(ast.NodeTransformer):
@@ -84,7 +85,7 @@ def mutants(code: str) -> Iterator[tuple[str, str]]:
                 yield name, mutant
 
 
-def in_child(work: Callable[[], int], log: Path) -> int | None:
+def in_child(work: Callable[[], int], log: Path, timeout_s: float) -> int | None:
     """Exit status of ``work`` in a forked child, its output in ``log``; None: it took too long."""
     child = os.fork()
     if child == 0:
@@ -97,7 +98,7 @@ def in_child(work: Callable[[], int], log: Path) -> int | None:
             status = work()
         finally:
             os._exit(status)
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
@@ -138,9 +139,11 @@ def look_at(area: str, share: float, lines: set[int], limit_s: float) -> bool:
     target, tests = AREAS[area]
     sys.path.insert(0, os.getcwd())
     log, names = Path("mutate.log"), Path("mutate.modules")
-    if in_child(lambda: baseline(tests, names), log) != 0:
+    began = time.monotonic()
+    if in_child(lambda: baseline(tests, names), log, BASELINE_S) != 0:
         print(log.read_text("utf-8"), f"{area}: the tests fail without any mutant", sep="\n")
         return False
+    timeout_s = TIMES_SLOWER * (time.monotonic() - began)
     warm(names.read_text("utf-8").split())
     sys.dont_write_bytecode = True  # known by second and size: one mutant's could pass for the next one's
     gc.freeze()
@@ -160,7 +163,7 @@ def look_at(area: str, share: float, lines: set[int], limit_s: float) -> bool:
             if time.monotonic() > ended:
                 break
             file.write_text(mutant, "utf-8")
-            if in_child(lambda: run_tests(tests), log) == 0:
+            if in_child(lambda: run_tests(tests), log, timeout_s) == 0:
                 survivors.append((operator, mutant))
             tried += 1
         file.write_text(code, "utf-8")
