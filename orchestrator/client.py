@@ -224,6 +224,12 @@ class Job:
 
         return retry(self._session, self._found, step=step, sets=sets)
 
+    def extend(self, more_s: float, *, step: str | None = None) -> dict[str, Any]:
+        """Add this many seconds to the time limits of its steps, or of one; ``limits_s`` in the answer are the new ones."""
+        from orchestrator.services.extend import extend
+
+        return extend(self._session, self._found, more_s, step=step)
+
     def why(self, *, step: str | None = None, attempt: int | None = None) -> dict[str, Any]:
         """What a failed attempt died of, as `orch why`."""
         from orchestrator.services.why import why

@@ -26,6 +26,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "why": ("status", "Tell what a failed attempt died of, the evidence, and what the next one changes."),
     "stop": ("control", "Stop a job; final until `orch retry`."),
     "retry": ("control", "Take a failed, stopped or lost job up again."),
+    "extend": ("control", "Give the steps of a job more time than their `timeout_s`."),
     "fetch": ("fetch", "Bring files of a job here."),
     "merge": ("merge", "Make one output of the fetched ranges of an extraction that was split over hosts."),
     "forward": ("forward", "Forward a local port to a service of a job, until the job ends or Ctrl-C."),

@@ -1,4 +1,4 @@
-"""`orch stop` and `orch retry`: requests to the supervisor of a job."""
+"""`orch stop`, `orch retry` and `orch extend`: requests to the supervisor of a job."""
 
 from __future__ import annotations
 
@@ -31,6 +31,12 @@ def register(app: typer.Typer) -> None:
             "orch retry JOB --set extract.with.gpu_memory_utilization=0.8",
         )
     )(retry)
+    app.command(
+        epilog=examples(
+            "orch extend JOB 2h                  # every step that has a limit and is not over",
+            "orch extend JOB --step train 12h",
+        )
+    )(extend)
 
 
 def stop(
@@ -93,3 +99,33 @@ def retry(
             code = watch_jobs(session, [found], aside=as_json)
             if code:
                 raise typer.Exit(code)
+
+
+def extend(
+    job: JobArgument,
+    more: Annotated[str, typer.Argument(metavar="TIME", help="How much more: 90s, 30m, 2h.", show_default=False)],
+    step: StepOption = None,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give the steps of a job more time than their `timeout_s`.
+
+    What runs is not touched; only the moment at which it would be ended moves. It holds for the supervisor that runs now:
+    an attempt after a restart has its whole limit anew. The time limit of a Slurm allocation stays what it is; a job that
+    needs longer goes on in the next one.
+    """
+    from orchestrator.services.extend import extend as request
+    from orchestrator.services.resolve import resolve
+    from orchestrator.ui.console import document, out
+    from orchestrator.ui.text import duration, one_line
+
+    more_s = seconds(more, "TIME")
+    assert more_s is not None
+    with open_session(inventory) as session:
+        answer = request(session, resolve(session, job), more_s, step=step)
+    if as_json:
+        document(answer)
+        return
+    for name, limit_s in (answer.get("limits_s") or {}).items():
+        late = "" if answer["acknowledged"] else " (asked; not acknowledged yet)"
+        out(f"{answer['job']} {one_line(name)} may run for {duration(limit_s)}{late}")

@@ -39,6 +39,7 @@ def control(
         "acknowledged": bool(answer.get("acknowledged")),
         "seq": seq,
         "state": state.get("state"),
+        **({"limits_s": answer["limits_s"]} if answer.get("limits_s") is not None else {}),
     }
 
 

@@ -279,8 +279,10 @@ def post_control(
     ``key`` names the request: one that is sent again after a dropped link is found by it and not obeyed twice.
 
     Raises:
-        AgentError: no_job, no_step, bad_request (nothing to stop or retry), needs_secrets, supervisor_failed, disk_full.
+        AgentError: no_job, no_step, bad_request (nothing to stop, retry or extend), needs_secrets, supervisor_failed, disk_full.
     """
+    from remote_jobs.agent import extend
+
     job = layout.job(job_id)
     jobs, unreadable = looker.jobs([job_id])
     if job_id not in jobs:
@@ -303,8 +305,10 @@ def post_control(
             "bad_request", "job {} is {}: a retry needs an ended, lost or waiting job".format(job_id, name),
             "stop it first: orch stop {}".format(job_id),
         )  # fmt: skip
-    if action == "extend" and final:
-        raise AgentError("bad_request", "job {} is over ({})".format(job_id, name))
+    if action == "extend":
+        if final:
+            raise AgentError("bad_request", "job {} is over ({})".format(job_id, name))
+        extend.check(job.spec(), state, job.read_events(), args)
     if final and action == "retry":
         _wait_unlocked(job, 5.0)
         if not any(not name.startswith("@") for name in secrets or {}):  # @notify alone is no step's
@@ -334,6 +338,8 @@ def post_control(
     jobs, _ = looker.jobs([job_id])
     answer = {"acknowledged": bool(mine), "state": jobs.get(job_id, {}).get("state")}
     answer["seq"] = mine[0]["seq"] if mine else None
+    if action == "extend":
+        answer["limits_s"] = extend.limits_s(spec, job.read_events(), step)
     if mine and mine[0].get("kind") == "note":
         raise AgentError("bad_request", str((mine[0].get("data") or {}).get("text")))
     return answer

@@ -326,10 +326,27 @@ def test_of_two_failed_steps_the_first_to_fail_is_the_cause(host: Host) -> None:
     assert host.quick("why", job, "--step", "late", "--json", expect=0).json["exit_status"] == 4
 
 
-@pytest.mark.parametrize("command", ["stop", "retry", "why", "logs", "forward"])
+def test_extend_moves_the_limit_of_what_runs(host: Host) -> None:
+    job, work = host.launch(GO, timeout_s="10m")
+    assert host.quick("extend", job, "2h", expect=0).out == f"{job} work may run for 2h10m\n"
+    document = host.quick("extend", job, "30m", "--step", "work", "--json", expect=0).json
+    assert (document["acknowledged"], document["limits_s"]) == (True, {"work": 9600.0})
+    refused = host.quick("extend", job, "soon", expect=2)
+    assert "is not a time" in refused.err
+    (work / "go").touch()
+    host.quick("wait", job, expect=0)
+    over = host.quick("extend", job, "1h", expect=3)
+    assert "is over (succeeded)" in over.err
+    free, work = host.launch(GO)
+    assert "has no time limit" in host.quick("extend", free, "1h", expect=3).err
+    (work / "go").touch()
+    host.quick("wait", free, expect=0)
+
+
+@pytest.mark.parametrize("command", ["stop", "retry", "extend", "why", "logs", "forward"])
 def test_a_step_that_is_not_there_is_wrong_usage(host: Host, command: str) -> None:
     job, work = host.launch(GO)
-    answer = host.quick(command, job, "--step", "wrok")
+    answer = host.quick(command, job, *(["1h"] if command == "extend" else []), "--step", "wrok")
     (work / "go").touch()
     assert answer.status == 2, answer
     assert f"job {job} has no step 'wrok'" in answer.err

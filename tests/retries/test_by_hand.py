@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +85,27 @@ def test_a_stop_during_backoff_is_final_and_a_retry_takes_it_up(box: Box) -> Non
 def test_a_stop_is_final_also_when_its_supervisor_is_killed_over_it(box: Box) -> None:
     """The stop was acknowledged, the job resisted, the supervisor died: whoever takes over stops it."""
     stubborn = "trap '' TERM; touch up; while :; do sleep 0.1; done"
-    job = box.launch({"name": "work", "run": stubborn, "grace_s": 30.0})
+    job = box.launch({"name": "work", "run": stubborn, "grace_s": 30.0, "timeout_s": 600.0})
     wait_until((box.work / "up").exists, "the trap is set")
     box.control(job, "stop")
     lose(job)
     assert look(box.agent, job.id)["state"]["state"] == "lost"
     for pid in job.marked():
         kill(pid)
-    box.control(job, "extend", args={"timeout_s": 1})  # any request starts a supervisor
+    box.control(job, "extend", args={"timeout_s": 1.0})  # any request starts a supervisor
     assert ended(job, within_s=40) == "stopped"
     assert job.kinds().count("attempt_started") == 1
+
+
+def test_a_step_with_more_time_is_not_ended_at_its_first_limit(box: Box) -> None:
+    job = box.launch({"name": "work", "run": HOLD, "timeout_s": 8.0, "retry": {"attempts": 1}})
+    wait_until(lambda: starts(box), "it runs")
+    answer = box.control(job, "extend", args={"timeout_s": 600, "step": "work"})
+    assert (answer["acknowledged"], answer["limits_s"]) == (True, {"work": 608.0})
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() > began + 9, "its first limit is over", within_s=30)
+    box.release_go()
+    assert ended(job) == "succeeded"
 
 
 def test_a_lost_job_is_cleaned_up_before_it_goes_on(box: Box) -> None:
