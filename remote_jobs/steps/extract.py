@@ -84,12 +84,16 @@ def _merge_if_last(output: str, part: Part, progress: Progress, stop: StopSignal
     """Of ranges that no other step joins, whichever ends last does it; it has let go of the folder before.
 
     A range says that it is complete before it lets go. So of two that end at once, one at least finds nobody at work.
+    Before all have ended the folder is not taken, for no moment: another range may be about to begin.
     """
+    if not all_ended(os.path.abspath(os.path.expanduser(output)), part.count):
+        progress.say("The range that ends last joins them.")
+        return
     with contextlib.ExitStack() as locks:
         try:
             folder = locks.enter_context(output_folder(output))
         except ConfigError:
-            progress.say("Other ranges are at work in the folder: the last one to end joins them.")
+            progress.say("Another range is still at work in the folder: it joins them.")
             return
         if all_ended(folder, part.count):
             _merge(folder, part.count, progress, stop)
