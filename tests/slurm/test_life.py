@@ -58,6 +58,17 @@ def test_stop_of_a_running_job_climbs_the_steps_own_ladder(cluster: Cluster, log
     wait_until(lambda: cluster.queue()[number] == "COMPLETED", "Slurm's job has completed")
 
 
+def test_a_step_in_an_allocation_gets_more_time(cluster: Cluster, login: Login, agent: Agent) -> None:
+    """The supervisor in the allocation hears of it, and the step outlives its first limit."""
+    step = {"name": "work", "run": "touch up; sleep 10; touch late", "timeout_s": 8.0, "retry": {"attempts": 1}}
+    job = login.launch(agent, [step])
+    wait_until((login.work / "up").exists, "the step runs")
+    answer = agent.request("control", job=JOB, action="extend", args={"timeout_s": 600.0})
+    assert (answer["acknowledged"], answer["limits_s"]) == (True, {"work": 608.0})
+    assert ended(job) == "succeeded"
+    assert (login.work / "late").exists()
+
+
 def test_scancel_by_hand_stops_the_job(cluster: Cluster, login: Login, agent: Agent) -> None:
     """Whoever cancels in Slurm has stopped the job: it is not submitted again, and the reason is told."""
     job = login.launch(agent, STAYS)
