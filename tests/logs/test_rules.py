@@ -87,6 +87,7 @@ CERTAIN = [
     (r"(?:abcdef|\w)gh", {"gh"}), ("(?:abc|d)efg", {"efg"}), ("(?P<n>abc)d", {"abc"}), ("(?P<name>a)(?P=name)bc", {"bc"}),
     # a look-around holds no text of the match
     ("(?=abc)..cx", {"cx"}), ("(?!abc)x", {"x"}), ("(?<=abc)x", {"x"}), ("(?<!abcd)x", {"x"}), (r"(?!skip)found(?P<n>\d)", {"found"}),
+    ("abcd(?<=d)efghij", {"efghij"}), (r"abcd(?<!\()efghij", {"efghij"}), ("abcd(?=e)efghij", {"efghij"}),
     # flags
     ("(?i)ABC already", {"abc already"}), ("(?ms)abc", {"abc"}), ("(?i:abc)d", {"abc"}), ("(?im:abc|defg)", {"abc", "defg"}),
     # alternatives: one without a certain text makes all uncertain
