@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import stat
 import time
-from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from remote_jobs.agent import procs
+from remote_jobs.agent.claim_queue import Ticket, choose, dump, number_of, parse, waiting_for, wanted
 
 DEFAULT_FOLDER = "/var/tmp/orch-claims"  # noqa: S108 - opened with O_NOFOLLOW and O_DIRECTORY, shared on purpose
 FOLDER_ENV = "ORCH_CLAIMS_DIR"
@@ -33,32 +32,6 @@ _MAX_TICKET_BYTES = 65536
 
 class ClaimsUnusable(OSError):
     """The claims folder cannot be used; the message says why and what to do."""
-
-
-@dataclass
-class Ticket:
-    """One waiter's or holder's record. `wants` lists the GPUs it could use, `count` how many it needs."""
-
-    number: int
-    job: str
-    step: str
-    user: str
-    count: int
-    wants: List[int]
-    held: List[int]
-    since: float
-    """Wall clock, seconds."""
-    pid: int
-    path: str = ""
-
-    def row(self) -> Dict[str, object]:
-        """What a status shows of it."""
-        return {"job": self.job, "step": self.step, "user": self.user, "since": self.since}
-
-    def label(self) -> str:
-        """For people: `job X (user)`."""
-        mine = self.user == _user()
-        return "job {}".format(self.job) if mine else "job {} of {}".format(self.job, self.user)
 
 
 class Claim:
@@ -101,7 +74,7 @@ class _Place:
         """Say in the ticket which GPUs are held (advisory: a full disk must not stop a job)."""
         self.ticket.held = held
         with contextlib.suppress(OSError):
-            data = _dump(self.ticket)
+            data = dump(self.ticket)
             os.ftruncate(self.fds[0], 0)
             os.pwrite(self.fds[0], data, 0)
 
@@ -149,7 +122,7 @@ class Claimer:
             ClaimsUnusable: the folder cannot be made or is not what it must be.
             ValueError: more GPUs asked for than the host has.
         """
-        wants, count = _wanted(gpus, host_gpus)
+        wants, count = wanted(gpus, host_gpus)
         if among is not None:
             wants = [index for index in wants if index in set(among)]
             if len(wants) < count:
@@ -176,7 +149,7 @@ class Claimer:
             place.drop()
 
     def _enter(self, job: str, step: str, wants: List[int], count: int) -> _Place:
-        number = 1 + max((_number(name) for name in _ticket_names(self.folder)), default=0)
+        number = 1 + max((number_of(name) for name in _ticket_names(self.folder)), default=0)
         path = os.path.join(self.folder, "ticket-{:09d}-{}".format(number, os.getuid()))
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         os.fchmod(fd, 0o644)
@@ -208,68 +181,6 @@ class Claimer:
         finally:
             for fd in free.values():
                 os.close(fd)
-
-
-# ------------------------------------------------------------------------------------------------- decisions (pure)
-
-
-def choose(mine: Ticket, tickets: Sequence[Ticket], free: Set[int]) -> Optional[List[int]]:
-    """GPUs that this ticket may take now, or None: those before it in the queue are served first.
-
-    An older waiter that could be served now gets the lowest free ones; one that cannot keeps all it could use, so
-    that a stream of small jobs never starves a large one.
-    """
-    # A holder's record counts as well: a cleaner may have taken the lock file's name away.
-    left = set(free) - {index for other in tickets for index in other.held}
-    for other in sorted(tickets, key=lambda t: t.number):
-        if other.number >= mine.number or other.held:
-            continue
-        could = sorted(left & set(other.wants))
-        left -= set(could[: other.count]) if len(could) >= other.count else set(other.wants)
-    mine_now = sorted(left & set(mine.wants))
-    return mine_now[: mine.count] if len(mine_now) >= mine.count else None
-
-
-def waiting_for(mine: Ticket, tickets: Sequence[Ticket], free: Set[int]) -> str:
-    """One line: which GPU is held by whom, or who stands before us."""
-    holders: Dict[str, List[int]] = {}
-    for other in tickets:
-        for index in other.held:
-            if index in mine.wants:
-                holders.setdefault(other.label(), []).append(index)
-    named = {index for indices in holders.values() for index in indices}
-    unnamed = [index for index in mine.wants if index not in free and index not in named]
-    parts = ["gpu {} held by {}".format(_ranges(sorted(i)), who) for who, i in sorted(holders.items())]
-    if unnamed:
-        parts.append("gpu {} held by an unnamed process".format(_ranges(unnamed)))
-    ahead = [t for t in tickets if t.number < mine.number and not t.held and set(t.wants) & set(mine.wants)]
-    if ahead:
-        parts.append(
-            "{} in the queue before it ({})".format(len(ahead), ", ".join(t.label() for t in ahead[:3]))
-        )
-    return "; ".join(parts) or "gpus are being handed over"
-
-
-def _wanted(gpus: Union[int, Sequence[int]], host_gpus: Optional[int]) -> Tuple[List[int], int]:
-    if not isinstance(gpus, int):
-        wants = sorted(set(gpus))
-        return wants, len(wants)
-    total = gpus if host_gpus is None else host_gpus
-    if gpus > total:
-        raise ValueError(
-            "asks for {} GPUs, the host has {}: lower `gpus` or use another host".format(gpus, total)
-        )
-    return list(range(total)), gpus
-
-
-def _ranges(indices: Sequence[int]) -> str:
-    parts: List[List[int]] = []
-    for index in indices:
-        if parts and index == parts[-1][-1] + 1:
-            parts[-1].append(index)
-        else:
-            parts.append([index])
-    return ",".join(str(p[0]) if len(p) == 1 else "{}-{}".format(p[0], p[-1]) for p in parts)
 
 
 # ---------------------------------------------------------------------------------------------------------- the edge
@@ -365,7 +276,7 @@ def live_tickets(folder: str) -> List[Ticket]:
             try:
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
-                ticket = _parse(os.pread(fd, _MAX_TICKET_BYTES, 0), name, path)
+                ticket = parse(os.pread(fd, _MAX_TICKET_BYTES, 0), name, path)
                 if ticket is not None:
                     found.append(ticket)
                 continue
@@ -396,36 +307,6 @@ def _ticket_names(folder: str) -> List[str]:
         return sorted(name for name in os.listdir(folder) if name.startswith("ticket-"))
     except FileNotFoundError:
         return []
-
-
-def _number(name: str) -> int:
-    part = name.split("-")[1]
-    return int(part) if part.isdigit() else 0
-
-
-def _dump(ticket: Ticket) -> bytes:
-    record = {key: value for key, value in vars(ticket).items() if key != "path"}
-    return json.dumps(record).encode("utf-8")
-
-
-def _parse(data: bytes, name: str, path: str) -> Optional[Ticket]:
-    """A ticket, which another user wrote: anything may be in it."""
-    try:
-        record = json.loads(data.decode("utf-8"))
-        return Ticket(
-            number=_number(name),
-            job=str(record["job"])[:200],
-            step=str(record["step"])[:200],
-            user=str(record["user"])[:64],
-            count=max(0, int(record["count"])),
-            wants=[int(i) for i in record["wants"]][:1024],
-            held=[int(i) for i in record["held"]][:1024],
-            since=float(record["since"]),
-            pid=int(record["pid"]),
-            path=path,
-        )
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def _user() -> str:
