@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from remote_jobs import protocol
-from remote_jobs.agent import fewer_gpus, hang, incident, procs
+from remote_jobs.agent import fewer_gpus, hang, incident, procs, ready
 from remote_jobs.agent.attempt import Attempt
+from remote_jobs.agent.counting import count_files
 from remote_jobs.agent.jobdir import read_json
 
 if TYPE_CHECKING:
-    from remote_jobs.agent.stepper import Stepper
     from remote_jobs.agent.supervisor import Supervisor
 
 
@@ -51,13 +51,20 @@ class Facts:
     context: Dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, attempt: Attempt, stepper: "Stepper", boss: "Supervisor") -> "Facts":
-        """Facts of an attempt that has just ended."""
-        done = dict(stepper.spec.done) if stepper.spec.done else None
+    def of(
+        cls,
+        attempt: Attempt,
+        step: protocol.StepSpec,
+        boss: "Supervisor",
+        others: Sequence[Attempt],
+        hang_verdict: Optional[Dict[str, Any]],
+    ) -> "Facts":
+        """Facts of an attempt that has just ended; ``others``: attempts of other steps, whose processes are not its own."""
+        done = dict(step.done) if step.done else None
         if done and done.get("count"):
             done["count"] = boss.places.filled(done["count"])
         attempt.side_pids = boss.side_pids()
-        left = attempt.own_processes(stepper.others())
+        left = attempt.own_processes(others)
         return cls(
             log_path=attempt.log.path,
             attempt_dir=attempt.dir,
@@ -66,17 +73,17 @@ class Facts:
             stop_reason=attempt.stop_reason,
             done=done,
             workdir=boss.places.workdir,
-            output=boss.places.output(stepper.name),
-            uses=stepper.spec.uses,
-            is_service=stepper.is_service,
+            output=boss.places.output(step.name),
+            uses=step.uses,
+            is_service=ready.is_service(step),
             host_gpus=boss.spec.host_gpus,
             marker_progress=attempt.work_done(),
             oom_kills_before=attempt.oom_kills_before,
             started_mono=attempt.started_mono,
-            stop_verdict=stepper.hang_verdict if attempt.stop_kind == "hang" else None,
+            stop_verdict=hang_verdict if attempt.stop_kind == "hang" else None,
             secrets=boss.secret_values(),
             left=left,
-            context=incident.context(attempt, stepper.spec, boss.spec, left),
+            context=incident.context(attempt, step, boss.spec, left),
         )
 
 
@@ -188,11 +195,6 @@ def _not_done(facts: Facts, counted: Optional[int]) -> Optional[str]:
     return None
 
 
-def count_files(workdir: str, pattern: str) -> int:
-    """Number of files that match a glob (`**` recursive) relative to workdir."""
-    return sum(1 for _ in glob.iglob(os.path.join(workdir, os.path.expanduser(pattern)), recursive=True))
-
-
 def saved_training_step(output: str) -> int:
     """Newest optimizer step in a training state below ``output``: steps that no checkpoint holds are not kept."""
     newest = 0
@@ -201,18 +203,6 @@ def saved_training_step(output: str) -> int:
             with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
                 newest = max(newest, int(read_json(path).get("global_step") or 0))
     return newest
-
-
-def count_bar(step: protocol.StepSpec, counted: int) -> Dict[str, Any]:
-    """The count of `done.count` as a bar of explain's shape."""
-    done = step.done or {}
-    total = done.get("equals", done.get("at_least"))
-    percent = int(100 * counted / int(total)) if total else None
-    return {
-        "label": str(done.get("count")), "instance": 1, "worker": None, "pid": None, "done": counted, "total": total,
-        "percent": percent, "elapsed_s": None, "remaining_s": None, "s_per_item": None, "eta_s": None,
-        "line": None, "seg": None,
-    }  # fmt: skip
 
 
 def oom_kills() -> Optional[int]:

@@ -9,15 +9,17 @@ progress (samples, checkpoints) do not use up the budget.  Pure: no I/O, no cloc
 
 from __future__ import annotations
 
-import random
 import re
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from remote_jobs.agent import fewer_gpus, limits
 from remote_jobs.agent.fold import fingerprint
 from remote_jobs.protocol import StepSpec
+
+if TYPE_CHECKING:
+    import random
 
 BACKOFF_FIRST_S = 5.0
 BACKOFF_CAP_S = 600.0
@@ -92,7 +94,7 @@ class Decision:
     changes: Dict[str, Any] = field(default_factory=dict)
 
 
-def backoff_s(failures: int, rng: random.Random) -> float:
+def backoff_s(failures: int, rng: "random.Random") -> float:
     """Delay before the next try: 5, 10, 20 ... capped at 600 s, +-20 % so that many jobs do not return at once."""
     base = min(BACKOFF_CAP_S, BACKOFF_FIRST_S * 2.0 ** max(0, failures - 1))
     return base * rng.uniform(1 - BACKOFF_JITTER, 1 + BACKOFF_JITTER)
@@ -172,7 +174,7 @@ def decide(
     verdict: Mapping[str, Any],
     history: Sequence[Mapping[str, Any]],
     params: Mapping[str, Any],
-    rng: random.Random,
+    rng: "random.Random",
     survey: Optional[Mapping[str, Any]] = None,
     changed: Mapping[str, Any] = MappingProxyType({}),
     env: Mapping[str, str] = MappingProxyType({}),

@@ -1,4 +1,4 @@
-"""Is a service ready? Probes that a side task runs once a second, and marks that the log reader saw.
+"""Is a service ready? Asked once a second: a probe in a side task, or marks that the log reader saw.
 
 Standard library only.
 """
@@ -7,14 +7,49 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Any, Mapping
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, List, Mapping, Optional
+
+from remote_jobs import protocol
+from remote_jobs.agent.side import SideTask
 
 if TYPE_CHECKING:
     from remote_jobs.agent.attempt import Attempt
 
-_TIMEOUT_S = 3.0
-_TAIL_BYTES = 1 << 20
+EVERY_S = 1.0
+TIMEOUT_S = 5.0
+_CONNECT_S = 3.0
+
+
+def is_service(step: protocol.StepSpec) -> bool:
+    """A step that stays up until the steps that need it are done."""
+    return step.service is not None or step.uses == "serve"
+
+
+class ReadyWatch:
+    """Watches one start of a service until it is ready."""
+
+    def __init__(self) -> None:
+        self._task: Optional[SideTask] = None
+        self._next_at = 0.0
+
+    def tasks(self) -> List[SideTask]:
+        """The probe under way."""
+        return [self._task] if self._task is not None else []
+
+    def tick(self, now: float, step: protocol.StepSpec, attempt: "Attempt") -> bool:
+        """True when the service answered as its step says. ``now`` is monotonic, in s."""
+        rule = (step.service or {}).get("ready") or {"marker": "ready"}
+        if "marker" in rule or "log" in rule:
+            return in_log(rule, attempt)
+        if self._task is None:
+            if now >= self._next_at:
+                self._task = SideTask(lambda: probe(rule), timeout_s=TIMEOUT_S)
+            return False
+        if not self._task.ready():
+            return False
+        task, self._task = self._task, None
+        self._next_at = now + EVERY_S
+        return bool(task.result)
 
 
 def probe(rule: Mapping[str, Any]) -> bool:
@@ -23,15 +58,17 @@ def probe(rule: Mapping[str, Any]) -> bool:
     A connection refused or a 503 is the usual "not yet" and no error.
     """
     if "port" in rule:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(rule["port"])), _TIMEOUT_S):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(rule["port"])), _CONNECT_S):
             return True
         return False
     if "http" in rule:
+        # Here: only side tasks probe, and every start of a supervisor would pay for it.
         import http.client
+        from urllib.parse import urlsplit
 
         url = urlsplit(str(rule["http"]))
         kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-        connection = kind(url.hostname or "127.0.0.1", url.port, timeout=_TIMEOUT_S)
+        connection = kind(url.hostname or "127.0.0.1", url.port, timeout=_CONNECT_S)
         try:
             connection.request("GET", (url.path or "/") + ("?" + url.query if url.query else ""))
             return 200 <= connection.getresponse().status < 400

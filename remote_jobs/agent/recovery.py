@@ -10,7 +10,7 @@ import dataclasses
 import os
 import signal
 import time
-from typing import Any, Dict, Iterable, List, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Sequence
 
 from remote_jobs import protocol
 from remote_jobs.agent import fewer_gpus, limits, procs
@@ -18,6 +18,10 @@ from remote_jobs.agent.attempt import ladder
 from remote_jobs.agent.command import Places
 from remote_jobs.agent.jobdir import JobDir, read_json
 from remote_jobs.agent.markers import Markers
+from remote_jobs.protocol import EventKind
+
+if TYPE_CHECKING:
+    from remote_jobs.agent.supervisor import Supervisor
 
 _LOST_LOG_BYTES = 4 << 20
 
@@ -72,6 +76,8 @@ class Past:
     changes: Dict[str, Any] = dataclasses.field(default_factory=dict)
     history: List[Dict[str, Any]] = dataclasses.field(default_factory=list)
     kept: int = 0
+    lost: Optional[Dict[str, Any]] = None
+    """The last of ``history``, when it had lost its supervisor and was ended only now."""
 
 
 def replay(name: str, events: Iterable[Mapping[str, Any]]) -> Past:
@@ -123,10 +129,10 @@ def of_another_boot(job: JobDir, index: int, name: str, n: int) -> bool:
 
 def kept_by(job: JobDir, index: int, step: protocol.StepSpec, n: int, places: Places) -> int:
     """Samples or checkpoints that a lost attempt kept: files counted, training states, or its log's markers."""
-    from remote_jobs.agent import judge
+    from remote_jobs.agent import counting, judge
 
     if step.done and step.done.get("count"):
-        return judge.count_files(places.workdir, str(places.filled(step.done["count"])))
+        return counting.count_files(places.workdir, str(places.filled(step.done["count"])))
     if step.uses == "train":
         return judge.saved_training_step(places.output(step.name))
     markers = Markers()
@@ -134,6 +140,33 @@ def kept_by(job: JobDir, index: int, step: protocol.StepSpec, n: int, places: Pl
         file.seek(max(0, os.fstat(file.fileno()).st_size - _LOST_LOG_BYTES))
         markers.feed(file.read(_LOST_LOG_BYTES))
     return markers.work_done()
+
+
+def past_of(boss: "Supervisor", step: protocol.StepSpec, index: int) -> Past:
+    """A step's past by the events of earlier supervisors; an attempt that they left running is ended. Blocks."""
+    past = replay(step.name, boss.replayed)
+    attempts = boss.fold.attempts(step.name)
+    if attempts and attempts[-1]["state"] not in protocol.ATTEMPT_TERMINAL:
+        past.lost = _bury(boss, step, index, attempts[-1])
+        past.kept = max(past.kept, past.lost["progress"])
+        past.history.append(past.lost)
+    return past
+
+
+def _bury(boss: "Supervisor", step: protocol.StepSpec, index: int, last: Mapping[str, Any]) -> Dict[str, Any]:
+    """End what still runs of an attempt that lost its supervisor, and record it as lost: {verdict, progress, n}."""
+    from remote_jobs.agent import judge
+
+    n = int(last["n"])
+    left = left_running(boss.job, index, step, n)
+    end_processes(left, step)
+    rebooted = of_another_boot(boss.job, index, step.name, n)
+    verdict = boss.epitaph or judge.lost_verdict(last, [proc.pid for proc in left], rebooted=rebooted)
+    kept = kept_by(boss.job, index, step, n, boss.places)
+    ended = "stopped" if boss.cancelled else "lost"
+    boss.emit(EventKind.ATTEMPT_ENDED, step.name, n, state=ended, exit_status=None, reason=verdict["summary"])
+    boss.emit(EventKind.ATTEMPT_JUDGED, step.name, n, state=ended, verdict=verdict, progress=kept)
+    return {"verdict": verdict, "progress": kept, "n": n}
 
 
 def identities(rows: Iterable[Mapping[str, Any]]) -> List[protocol.ProcessId]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import select
 import signal
 import sys
@@ -44,7 +43,6 @@ class Supervisor:
         self.layout, self.job, self.spec, self._lock = layout, job, spec, lock
         self.places = Places(spec, job)
         self.secrets = secrets
-        self.rng = random.Random()
         self._claimer: Any = None
         self._runs: Optional[List[Dict[str, Any]]] = None
         self.fold = Fold(spec)

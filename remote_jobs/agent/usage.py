@@ -63,8 +63,8 @@ class UsageKeeper:
     def _held(self) -> List[int]:
         held: List[int] = []
         for stepper in self._boss.steppers:
-            if stepper.spec.gpus > 0 and stepper.claim is not None and stepper.attempt is not None:
-                held.extend(stepper.claim.indices)
+            if stepper.spec.gpus > 0 and stepper.attempt is not None:
+                held.extend(stepper.gpus.indices or ())
         return sorted(set(held))
 
     def tick(self, now: float) -> None:

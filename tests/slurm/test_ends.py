@@ -29,6 +29,7 @@ def test_a_killed_batch_script_is_noticed_and_the_job_goes_on(cluster: Cluster, 
     """SIGKILL of the batch script: what it left running is ended, the attempt is lost with Slurm's words, a new one runs."""
     job = login.launch(agent, [{"name": "work", "run": ONCE}])
     wait_until((login.work / "up").exists, "the step runs")
+    job.wait_for_kind("attempt_started")
     work = int((login.work / "pid").read_text())
     os.kill(job.supervisor, signal.SIGKILL)
     until(agent, "succeeded", within_s=30)
