@@ -33,20 +33,20 @@ def main(argv: Optional[List[str]] = None) -> int:
     agent = commands.add_parser("agent")
     agent.add_argument("--root", required=True)
     agent.add_argument("--release", default="")
-    supervise = commands.add_parser("supervise")
-    supervise.add_argument("--root", required=True)
-    supervise.add_argument("--job", required=True)
-    supervise.add_argument("--slurm", action="store_true")  # as the batch script of an allocation
-    supervise.add_argument("--settle", action="store_true")  # on a login node: write records, start nothing
+    supervising = commands.add_parser("supervise")
+    supervising.add_argument("--root", required=True)
+    supervising.add_argument("--job", required=True)
+    supervising.add_argument("--slurm", action="store_true")  # as the batch script of an allocation
+    supervising.add_argument("--settle", action="store_true")  # on a login node: write records, start nothing
     resume = commands.add_parser("resume")  # at boot, by a line that a person has installed: see reboot.py
     resume.add_argument("--root", required=True)
     args = parser.parse_args(arguments)
     if args.command == "supervise":
-        from remote_jobs.agent import supervisor
+        from remote_jobs.agent import supervise
 
         if args.slurm:
-            return supervisor.main_in_slurm(args.root, args.job)
-        return (supervisor.main_settle if args.settle else supervisor.main)(args.root, args.job)
+            return supervise.main_in_slurm(args.root, args.job)
+        return (supervise.main_settle if args.settle else supervise.main)(args.root, args.job)
     from remote_jobs.agent.jobdir import Layout
     from remote_jobs.agent.server import Server
 

@@ -393,7 +393,7 @@ class Stepper:
         """
         for name in recovery.parameters_set(self.name, given or {}):
             self.changes.pop(name, None)
-        overridden = recovery.with_overrides(self._original, self.boss.overrides)
+        overridden = recovery.with_overrides(self._original, self.boss.record.overrides)
         self.spec = fewer_gpus.applied(overridden, self.changes)
 
     def recover(self, *, by_itself: bool) -> None:

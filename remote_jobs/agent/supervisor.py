@@ -1,14 +1,14 @@
 """The supervisor: one small process per job that starts, watches, retries and ends its steps.
 
-It is the only writer of events.jsonl, state.json and result.json, holds the job's lock for its life and needs
-no controller.  This file is the loop: signals, child exits, control files, records.  What a step does next is
-in stepper.py.  Nothing here blocks for long: whatever may hang runs in a side task.  Standard library only.
+It is the only writer of events.jsonl, state.json and result.json (record.py), holds the job's lock for its life and
+needs no controller.  This file is the loop: signals, child exits, control files.  How it is started is in supervise.py,
+what a step does next in stepper.py.  Nothing here blocks for long: whatever may hang runs in a side task.  Standard
+library only.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
 from remote_jobs import protocol
 from remote_jobs.agent import control, gpu_access, history, notify, procs, reboot, recovery, usage
-from remote_jobs.agent.attempt import utc_now
 from remote_jobs.agent.command import Places
-from remote_jobs.agent.fold import Fold
-from remote_jobs.agent.jobdir import EventLog, JobDir, Layout, Lock, write_atomic, write_json
+from remote_jobs.agent.jobdir import JobDir, Layout, Lock
+from remote_jobs.agent.record import Record
 from remote_jobs.agent.stepper import Stepper
 from remote_jobs.protocol import EventKind
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 TICK_S = 1.0
 _BEAT_EVERY_S = 20.0
-_RESERVE_BYTES = 1 << 20
 
 
 class Supervisor:
@@ -40,18 +38,11 @@ class Supervisor:
     def __init__(
         self, layout: Layout, job: JobDir, spec: protocol.JobSpec, secrets: Mapping[str, Any], lock: Lock
     ) -> None:
-        self.layout, self.job, self.spec, self._lock = layout, job, spec, lock
+        self.layout, self.job, self.spec = layout, job, spec
         self.places = Places(spec, job)
         self.secrets = secrets
         self._claimer: Any = None
         self._runs: Optional[List[Dict[str, Any]]] = None
-        self.fold = Fold(spec)
-        self.overrides: Dict[str, Any] = {}
-        self._pending_events: List[Dict[str, Any]] = []
-        self._dirty = True
-        self._urgent = False
-        self._written_at = 0.0
-        self._acknowledged: set[str] = set()
         self._shot_at: List[int] = []
         self._wake_fd = -1
         self.may_start = True
@@ -61,12 +52,10 @@ class Supervisor:
         """What attempts died of that an earlier supervisor left unfinished, where that is known from elsewhere."""
         self.cancelled = False
         """Those were ended because somebody wanted the job to stop."""
-        events = list(job.read_events())
-        self.events = EventLog(job)
-        for event in events:
-            self._fold_one(event)
-        self.recovered_from = len(events)
-        self.replayed: List[Dict[str, Any]] = events
+        self.replayed: List[Dict[str, Any]] = list(job.read_events())
+        """Events of earlier supervisors, until their job is taken up."""
+        self.record = Record(job, spec, lock, self.replayed)
+        self.fold, self.events = self.record.fold, self.record.events
         self.steppers = [Stepper(self, step, index + 1) for index, step in enumerate(spec.step_specs())]
         self.by_name = {stepper.spec.name: stepper for stepper in self.steppers}
         self.notifier = notify.Notifier(self)
@@ -89,82 +78,20 @@ class Supervisor:
 
     def emit(self, kind: EventKind, step: Optional[str] = None, attempt: Optional[int] = None, **data: Any) -> None:
         """Record that something has happened: to disk first, then into the state. A full disk delays, never drops."""
-        last = self._pending_events[-1]["seq"] if self._pending_events else self.events.seq
-        event = protocol.Event(
-            seq=last + 1, at=utc_now(), mono=round(time.monotonic(), 3), kind=kind.value, step=step, attempt=attempt,
-            data=data,
-        )  # fmt: skip
-        record = protocol.to_dict(event)
-        self._fold_one(record)
-        self._pending_events.append(record)
-        self._flush_events()
-        self.notifier.take(record)
-        self._urgent = True  # the state follows once per turn of the loop: it is derived, the event is on disk
-
-    def _fold_one(self, record: Mapping[str, Any]) -> None:
-        try:
-            self.fold.apply(record)
-        except protocol.IllegalTransition as exc:
-            # An older or newer supervisor may have ordered its events otherwise: keep going, and say so.
-            print("ignored: {}".format(exc), file=sys.stderr, flush=True)
-        data = record.get("data") or {}
-        if data.get("control"):
-            self._acknowledged.add(str(data["control"]))
-        if record.get("kind") in ("reopened", "retry_requested"):
-            self.overrides.update(data.get("set") or {})
-
-    def _flush_events(self) -> None:
-        while self._pending_events:
-            try:
-                self.events.append(protocol.from_dict(protocol.Event, self._pending_events[0]))
-            except OSError as exc:
-                print("events.jsonl: {}".format(exc), file=sys.stderr, flush=True)
-                if not self._free_reserve():
-                    return  # stays pending and is tried again at every tick
-                continue
-            self._pending_events.pop(0)
-
-    def _free_reserve(self) -> bool:
-        """Give up the reserve file so that the last records fit on a full disk."""
-        try:
-            os.unlink(self.job.at(protocol.RESERVE_FILE))
-        except OSError:
-            return False
-        return True
-
-    def _make_reserve(self) -> None:
-        path = self.job.at(protocol.RESERVE_FILE)
-        if not os.path.exists(path):
-            with contextlib.suppress(OSError):
-                write_atomic(path, os.urandom(4096) * (_RESERVE_BYTES // 4096), durable=False)
+        self.notifier.take(self.record.add(kind, step, attempt, data))
 
     # --------------------------------------------------------------------------------------------------------- files
 
     def write_state(self, *, durable: bool = False) -> None:
         """Replace state.json; without ``durable`` at most once a second."""
-        now = time.monotonic()
-        if not durable and now - self._written_at < TICK_S:
+        if not durable and self.record.state_age_s() < TICK_S:
             return
         state = dict(self.fold.state)
         for stepper in self.steppers:
             stepper.add_progress(self.fold.step(stepper.spec.name))
-        state["eta"] = self._eta(state)
+        state["eta"] = history.job_eta(state, self.spec, self.runs(), time.time())
         self.notifier.look(state)
-        state["beat_at"] = utc_now()
-        state["beat_mono"] = round(now, 3)
-        state["boot_id"] = procs.boot_id()
-        state["supervisor"] = {"pid": os.getpid()}
-        try:
-            write_json(self.job.state_path, state, durable=durable)
-        except OSError as exc:
-            print("state.json: {}".format(exc), file=sys.stderr, flush=True)
-            return
-        self._dirty = self._urgent = False
-        self._written_at = now
-        self._lock.touch()  # the heartbeat keeps cleaners of temporary folders away from a node-local lock
-
-    def _eta(self, state: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
-        return history.job_eta(state, self.spec, self.runs(), time.time())
+        self.record.write_state(state, durable=durable)
 
     def runs(self) -> List[Dict[str, Any]]:
         """What earlier attempts on this host took; read once."""
@@ -172,23 +99,11 @@ class Supervisor:
             self._runs = history.read(self.layout)
         return self._runs
 
-    def _write_result(self, state: str) -> None:
-        result = {"v": protocol.VERSION, "id": self.spec.id, "state": state, "seq": self.events.seq, "at": utc_now()}
-        for _ in range(50):
-            try:
-                write_json(self.job.result_path, result)
-            except OSError as exc:
-                print("result.json: {}".format(exc), file=sys.stderr, flush=True)
-                if not self._free_reserve():
-                    return  # the final event is the commit; any agent rewrites result.json
-            else:
-                return
-
     # ------------------------------------------------------------------------------------------------------- control
 
     def _read_control(self) -> None:
         for request in control.pending(self.job):
-            if request["id"] not in self._acknowledged:
+            if request["id"] not in self.record.acknowledged:
                 self._obey(request)
             control.done(self.job, request["id"])
 
@@ -225,7 +140,7 @@ class Supervisor:
         """Run until the final event; the job's final state."""
         self._install_signals()
         self._wake_fd = control.open_fifo(self.job)
-        self._make_reserve()
+        self.record.make_reserve()
         self._begin()
         while self.allocation is None or not self.allocation.turn(time.monotonic()):
             self._reap()
@@ -235,18 +150,17 @@ class Supervisor:
             self._report_signals()
             self.notifier.tick(time.monotonic())
             self.usage.tick(time.monotonic())
-            self._flush_events()
-            if self._urgent:
+            self.record.flush()
+            if self.record.urgent:
                 self.write_state(durable=True)
-            if all(stepper.finished for stepper in self.steppers) and not self._pending_events:
-                if self._all_gone():
-                    return self._finish()
-            elif time.monotonic() - self._written_at > _BEAT_EVERY_S:
-                self._dirty = True
-            if self._dirty or any(stepper.progressed for stepper in self.steppers):
+            over = all(stepper.finished for stepper in self.steppers) and not self.record.pending
+            if over and self._all_gone():
+                return self._finish()
+            beat = self.record.state_age_s() > _BEAT_EVERY_S
+            if beat or any(stepper.progressed for stepper in self.steppers):
                 self.write_state()
             self._sleep()
-        self._flush_events()
+        self.record.flush()
         self.notifier.close()
         return str(self.fold.state["state"])
 
@@ -258,7 +172,7 @@ class Supervisor:
         for _ in self.steppers:  # one that ends may let the next one be skipped
             for stepper in self.steppers:
                 self._tick(stepper)
-        self._flush_events()
+        self.record.flush()
         if all(stepper.finished for stepper in self.steppers):
             if self.fold.state["state"] not in protocol.JOB_TERMINAL:
                 self._finish()
@@ -276,7 +190,7 @@ class Supervisor:
     def _begin(self) -> None:
         me = procs.identity(os.getpid())
         who = protocol.to_dict(me) if me else {"pid": os.getpid()}
-        if self.recovered_from == 0:
+        if not self.replayed:
             self.emit(EventKind.CREATED, release=self.spec.release, supervisor=who)
             offered = reboot.offer(self.layout, self.spec)
             if offered:
@@ -290,11 +204,7 @@ class Supervisor:
                     control.done(self.job, request["id"])
         final = self.fold.state["state"] in protocol.JOB_TERMINAL
         if not final:
-            self.emit(
-                EventKind.RECOVERED,
-                supervisor=who,
-                text=self._taken_over(),
-            )
+            self.emit(EventKind.RECOVERED, supervisor=who, text=self._taken_over())
         for stepper in self.steppers:
             stepper.recover(by_itself=not requests and not self.fold.state["stop_requested"])
         self.replayed = []
@@ -329,12 +239,7 @@ class Supervisor:
             EventKind.REOPENED, control=request["id"], set=args.get("set") or {}, step_filter=args.get("step"), steps=again
         )
         if was_final:
-            for k in range(1, 10000):
-                target = self.job.at("result.{}.json".format(k))
-                if not os.path.exists(target):
-                    with contextlib.suppress(OSError):
-                        os.rename(self.job.result_path, target)
-                    break
+            self.record.put_result_aside()
         for stepper in self.steppers:
             stepper.apply_overrides(args.get("set"))
             if again is None or stepper.name in again:
@@ -424,150 +329,11 @@ class Supervisor:
         if self.fold.state["stop_requested"] and final == "failed":
             final = "stopped"
         self.emit(EventKind.FINISHED, state=final)
-        while self._pending_events:  # the disk is full: the final event is worth waiting for
+        while self.record.pending:  # the disk is full: the final event is worth waiting for
             time.sleep(TICK_S)
-            self._flush_events()
-        self._write_result(final)  # before the state: who sees the end finds the result
+            self.record.flush()
+        self.record.write_result(final)  # before the state: who sees the end finds the result
         self.write_state(durable=True)
-        with contextlib.suppress(OSError):
-            os.unlink(self.job.at(protocol.RESERVE_FILE))
-        with contextlib.suppress(OSError):
-            os.unlink(self.job.at(protocol.SECRETS_FILE))
+        self.record.close()
         self.notifier.close()
         return final
-
-
-def _load_secrets(job: JobDir, given: Mapping[str, Any]) -> Dict[str, Any]:
-    """Secrets of this start, kept in a 0600 file because a later attempt needs them; deleted at the end."""
-    path = job.at(protocol.SECRETS_FILE)
-    kept: Dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
-        loaded = json.loads(file.read().decode("utf-8"))
-        kept = loaded if isinstance(loaded, dict) else {}
-    if given:
-        kept = {**kept, **given}
-        write_json(path, kept)
-    return kept
-
-
-class _SupervisorLog:
-    """stdout and stderr of a supervisor: what cannot be written (a full disk) is dropped, and never raises."""
-
-    def write(self, text: str) -> int:
-        """Write through, without a buffer that would be tried again for ever."""
-        with contextlib.suppress(OSError):
-            os.write(2, text.encode("utf-8", "replace"))
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-
-def _detach(job: JobDir) -> None:
-    """Double fork into a session of our own; stdio to the supervisor's log, so that no channel is held open."""
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    os.chdir("/")
-    os.umask(0o077)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    log = os.open(job.at(protocol.SUPERVISOR_LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(nothing, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    for fd in (nothing, log):
-        if fd > 2:
-            os.close(fd)
-    sys.stdout = sys.stderr = _SupervisorLog()
-
-
-def _log_to(job: JobDir) -> None:
-    """Stdio to the supervisor's log, without leaving the process tree: an allocation ends with its batch script."""
-    os.chdir("/")
-    log = os.open(job.at(protocol.SUPERVISOR_LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    sys.stdout = sys.stderr = _SupervisorLog()
-
-
-def main_in_slurm(root: str, job_id: str) -> int:
-    """Entry of `supervise --slurm`: the batch script of an allocation. Runs until the job or the allocation ends."""
-    from remote_jobs.agent.slurm.allocation import Allocation, local_spec
-
-    layout = Layout(root)
-    job = layout.job(job_id)
-    lock = Lock(job.lock_path())
-    if not lock.acquire(patience_s=30.0):
-        sys.stderr.write("another supervisor of this job runs on this node\n")
-        return 1
-    _log_to(job)
-    os.register_at_fork(after_in_child=lock.release)
-    procs.become_subreaper()
-    supervisor = Supervisor(layout, job, local_spec(job.spec()), _load_secrets(job, {}), lock)
-    if supervisor.fold.state["state"] in protocol.JOB_TERMINAL and not control.pending(job):
-        return 0
-    supervisor.allocation = Allocation(supervisor, os.environ)
-    supervisor.epitaph = supervisor.allocation.epitaph()
-    supervisor.run()
-    lock.release()
-    return 0
-
-
-def main_settle(root: str, job_id: str) -> int:
-    """Entry of `supervise --settle`: reads {verdict} from stdin, writes records, starts nothing, prints `ok` or `held`."""
-    layout = Layout(root)
-    job = layout.job(job_id)
-    given = json.loads(sys.stdin.buffer.readline() or b"{}")
-    lock = Lock(job.lock_path())
-    if not lock.acquire(patience_s=2.0):
-        print("held")
-        return 0
-    supervisor = Supervisor(layout, job, job.spec(), _load_secrets(job, {}), lock)
-    supervisor.epitaph = given.get("verdict")
-    supervisor.cancelled = bool(given.get("cancelled"))
-    supervisor.settle()
-    lock.release()
-    print("ok")
-    return 0
-
-
-def main(root: str, job_id: str) -> int:
-    """Entry of `supervise`: reads {secrets} from stdin, detaches, says `ok` on the pipe in ORCH_ACK_FD, runs.
-
-    The acknowledgement comes after the lock is held and the first state is on disk, so "launched" is true.
-    """
-    layout = Layout(root)
-    job = layout.job(job_id)
-    given = json.loads(sys.stdin.buffer.readline() or b"{}")
-    ack_fd = int(os.environ.pop("ORCH_ACK_FD", "-1"))
-
-    def acknowledge(text: str) -> None:
-        if ack_fd >= 0:
-            with contextlib.suppress(OSError):
-                os.write(ack_fd, (text + "\n").encode("utf-8", "replace"))
-                os.close(ack_fd)
-
-    _detach(job)
-    lock = Lock(job.lock_path())
-    if not lock.acquire():
-        acknowledge("held")
-        return 0
-    # A side task that hangs in a driver must not look like a living supervisor when we are killed.
-    os.register_at_fork(after_in_child=lock.release)
-    try:
-        procs.become_subreaper()
-        supervisor = Supervisor(layout, job, job.spec(), _load_secrets(job, given.get("secrets") or {}), lock)
-        if supervisor.fold.state["state"] in protocol.JOB_TERMINAL and not control.pending(job):
-            acknowledge("ok")  # over, and nobody asks for a retry: a start at boot must not touch it
-            return 0
-        supervisor.write_state(durable=True)
-    except Exception as exc:
-        acknowledge("error {}: {}".format(type(exc).__name__, exc))
-        raise
-    acknowledge("ok")
-    supervisor.run()
-    lock.release()
-    return 0
