@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
 from typing import Any
 
 from tests.retries.box import Box, events
@@ -103,3 +105,20 @@ def test_a_retry_of_one_step_takes_its_service_along_and_leaves_the_others(box: 
     assert (box.work / "others").read_text().split() == ["x"]
     assert (box.work / "after").exists()
     assert len(pids(box)) == 2
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process in s, from ticks of 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def test_a_probe_under_way_when_its_service_ends_costs_nothing(box: Box) -> None:
+    """The probe's answer wakes the loop, and nobody takes it any more: the loop must not spin until the next try."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        rule = {"http": f"http://127.0.0.1:{silent.getsockname()[1]}/"}  # it connects, and is never answered
+        job = box.launch({**service("sleep 1; exit 3"), "service": {"ready": rule, "timeout_s": 30}}, user("true"))
+        job.wait_for_kind("retry_scheduled")
+        before = cpu_s(job.supervisor)
+        job.wait_for_kind("attempt_started", count=2, within_s=60)
+        assert cpu_s(job.supervisor) - before < 0.4, "most of a backoff of 5 s is slept through"
