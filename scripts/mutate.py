@@ -147,7 +147,7 @@ def look_at(area: str, share: float, lines: set[int], limit_s: float) -> bool:
     warm(names.read_text("utf-8").split())
     sys.dont_write_bytecode = True  # known by second and size: one mutant's could pass for the next one's
     gc.freeze()
-    ended = time.monotonic() + limit_s
+    tried_s = 0.0
     for file in sorted(Path(target).rglob("*.py")) if Path(target).is_dir() else [Path(target)]:
         code = file.read_text("utf-8")
         todo = list(mutants(code))
@@ -160,7 +160,7 @@ def look_at(area: str, share: float, lines: set[int], limit_s: float) -> bool:
             compiled.unlink()
         survivors, tried, began = [], 0, time.monotonic()
         for operator, mutant in todo:
-            if time.monotonic() > ended:
+            if tried_s + time.monotonic() - began > limit_s:
                 break
             file.write_text(mutant, "utf-8")
             if in_child(lambda: run_tests(tests), log, timeout_s) == 0:
@@ -170,6 +170,7 @@ def look_at(area: str, share: float, lines: set[int], limit_s: float) -> bool:
         for operator, mutant in survivors:
             print(f"-- survived: {file} {operator}", *changed_lines(code, mutant), sep="\n", flush=True)
         took = time.monotonic() - began
+        tried_s += took
         print(
             f"== {area}: {file}: {every} mutants, {tried} tried, {tried - len(survivors)} killed, "
             f"{len(survivors)} survived, {took:.0f} s",

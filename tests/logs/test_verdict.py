@@ -85,7 +85,8 @@ def test_without_a_status_nothing_is_a_failure_but_what_shows_an_end() -> None:
 def test_a_prompt_counts_until_something_ends_behind_it() -> None:
     assert verdict(prompt=(10, "Password:")) == "prompt"
     assert verdict(a(line=11), prompt=(10, "Password:")) == "config"
-    assert verdict(a(line=10), prompt=(10, "Password:")) == "prompt"
+    for line in (9, 10):
+        assert verdict(a(line=line), prompt=(10, "Password:")) == "prompt"
     assert verdict(a(line=11, ends=False), prompt=(10, "Password:")) == "prompt"
 
 
@@ -136,6 +137,7 @@ def test_what_falls_apart_behind_finished_work_is_no_failure() -> None:
 @pytest.mark.parametrize("mark", ["stopped_line", "main_bar_done_line"])
 def test_a_full_bar_or_a_stopped_server_excuses_only_known_noise(mark: str) -> None:
     assert verdict(a(teardown_noise=True), **{mark: 5}) is None
+    assert verdict(a(teardown_noise=True), **{mark: 10}) == "config"
     assert verdict(a("unknown", GENERIC), **{mark: 5}) == "unknown"
     assert verdict(a("unknown", GENERIC), **{mark: 5}, done_line=7) is None
     assert verdict(a("unknown", GENERIC), a("unknown", GENERIC, line=15), **{mark: 5}, done_line=12) == "unknown"
@@ -256,6 +258,7 @@ def test_with_a_status_even_what_was_handled_counts_among_the_last_lines() -> No
     assert verdict(wrapper, handled, exit_status=1, last_line=71 + LAST_WORDS) == "wrapper"
     assert verdict(wrapper, a("unknown", WRAPPER + 1, line=70, named="second"), exit_status=1) == "wrapper"
     assert verdict(a("unknown", WRAPPER + 1, line=69, named="second", ends=False), handled, exit_status=1, last_line=99) == "disk_full"
+    assert verdict(wrapper, a("auth", WRAPPER, line=99, ends=False, named="second"), exit_status=1) == "wrapper"
     quiet_wrapper = a("unknown", WRAPPER, line=69, ends=False, named="wrapper")
     assert verdict(quiet_wrapper, handled, exit_status=1, last_line=100) == "disk_full"
     unhandled = a("auth", line=1, ends=False)
@@ -359,6 +362,7 @@ def test_the_evidence_is_the_cause_and_up_to_three_other_ends() -> None:
     assert failure["root_cause"] == {"line": 30, "text": "said at 30"}
     assert (failure["summary"], failure["class"], failure["signature"]) == ("It broke.", "config", "config")
     assert verdict(a(), exit_status=None) == "config"
+    assert failure_of(a(named="zz"), a("nccl", SYMPTOM, line=20, named="peer"))["evidence"][1] == "line 20: said at 20"
     unended = judge([a()], Circumstances(last_line=10))
     assert unended is not None
     assert unended["evidence"] == ["line 10: said at 10"]
