@@ -183,7 +183,9 @@ def launch_spread(
                 names = ", ".join(f"{item.job} on {item.host}" for item in launched)
                 verb = "wait for it" if one.spec["id"] in together else "started"
                 error.message += f"\n  {one.host} was to do {_listed(ranges)}; {verb}: {names}"
-                error.hint = "type the same command again: it takes up what runs and starts the rest"
+                again = "type the same command again: it takes up what runs and starts the rest"
+                refused = getattr(error, "reason", "") == "slurm_refused" and error.hint
+                error.hint = f"{error.hint}, then {again}" if refused else again
             raise
         session.say(f"orch: {launched[-1].job}: {_listed(ranges)} of {count} on {one.host}")
         array, _, task = str((launched[-1].view.get("slurm") or {}).get("job")).partition("_")

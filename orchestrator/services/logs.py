@@ -132,7 +132,7 @@ def read_log(
         yield from _drain(link, position, follow=follow, alone=attempt is not None)
         if not follow or attempt is not None:
             return
-        following = _next(link, position, step)
+        following = _next(link, position, None if step is None else position.step)
         if following is None:
             return
         position = following
@@ -146,13 +146,14 @@ def _steps(view: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _start(view: Mapping[str, Any], step: str | None, attempt: int | None) -> _Position | None:
     """The log to begin with; None while nothing was started."""
     steps = _steps(view)
+    chosen = interesting_step(steps)
     if step is not None:
-        chosen = next((item for item in steps if item["name"] == step), None)
-        if chosen is None:
+        named = [item for item in steps if item["name"] == step]
+        named = named or [item for item in steps if (item.get("part") or {}).get("of") == step]
+        if not named:
             names = [str(item["name"]) for item in steps]
             raise UsageError(f"job {view['id']} has no step {step!r}", suggest(step, names, "its steps"))
-    else:
-        chosen = interesting_step(steps)
+        chosen = interesting_step(named) or named[0]
     if chosen is None:
         return None
     numbers = [int(item["n"]) for item in chosen.get("attempts") or []]

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypeVar
 
 from remote_jobs import protocol
 from remote_jobs.agent import control, logind, reboot
@@ -73,13 +73,17 @@ def launch(
         raise disk_error(exc, "making the job's folder {}".format(job.path)) from exc
     started = False
     if spec.slurm is not None:
+        if adopted and not _over(job) and verbs.renew(job, spec_record):
+            looker.forget(job.id)
         if not _over(job):
             _link_files(layout, job, spec)
             try:
                 started = _through_slurm(lambda: verbs.start(layout, job, job.spec(), secrets))
             except AgentError as exc:
-                if exc.code == "slurm_refused" and not adopted:
-                    shutil.rmtree(job.path, ignore_errors=True)  # nothing of it ever ran
+                if exc.code == "slurm_refused":
+                    exc.hint = verbs.REFUSED_HINT.format(spec.host)
+                    if not adopted:
+                        shutil.rmtree(job.path, ignore_errors=True)  # nothing of it ever ran
                 raise
     elif not _over(job) and not lock_holder(job.lock_path())[0] and not job.read_events():
         _link_files(layout, job, spec)
@@ -258,6 +262,15 @@ def _tail(path: str) -> str:
     return ""
 
 
+def meant(items: Sequence[Mapping[str, Any]], step: Any) -> List[str]:
+    """Names of the steps, of a job's state, that a name means: one, or of a split step that the job has only a share of
+    the ranges that it has; empty when it has no such step.
+    """
+    if any(item["name"] == step for item in items):
+        return [str(step)]
+    return [str(item["name"]) for item in items if (item.get("part") or {}).get("of") == step]
+
+
 def no_step(state: Mapping[str, Any], step: Any) -> AgentError:
     """The answer to a step that a job does not have."""
     names = ", ".join(str(item["name"]) for item in state["steps"])
@@ -289,8 +302,13 @@ def post_control(
         raise AgentError("no_job", unreadable.get(job_id, "no job {}".format(job_id)), "list them: orch status")
     state = jobs[job_id]["state"] or {}
     step = args.get("step")
-    if step is not None and state.get("steps") and step not in [item["name"] for item in state["steps"]]:
-        raise no_step(state, step)
+    if step is not None and state.get("steps"):
+        steps = meant(state["steps"], step)
+        if not steps:
+            raise no_step(state, step)
+        # Several are ranges of a step that is shared out, and such a job does nothing else.
+        step = steps[0] if len(steps) == 1 else None
+        args = {**args, "step": step}
     before = _obeyed(job, key)
     if before is not None:
         return {"acknowledged": True, "seq": before["seq"], "state": state}
@@ -298,12 +316,17 @@ def post_control(
     final = name in protocol.JOB_TERMINAL
     if action == "stop" and final:
         return {"acknowledged": True, "seq": state.get("seq"), "state": state, "already": name}
+    if action == "stop" and step is not None and name == "lost":
+        raise AgentError(
+            "bad_request", "job {} is lost: no supervisor is left that could stop one of its steps".format(job_id),
+            "end all of it: orch stop {0}; or clean up and go on: orch retry {0}".format(job_id),
+        )  # fmt: skip
     if action == "retry" and name == "succeeded":
         raise AgentError("bad_request", "job {} succeeded: nothing to retry".format(job_id), "start it anew with: orch launch PLAN")
     if action == "retry" and name in ("running", "stopping", "gated", "queued") and jobs[job_id]["alive"]:
         raise AgentError(
             "bad_request", "job {} is {}: a retry needs an ended, lost or waiting job".format(job_id, name),
-            "stop it first: orch stop {}".format(job_id),
+            ("wait until it has stopped: orch wait {}" if name == "stopping" else "stop it first: orch stop {}").format(job_id),
         )  # fmt: skip
     if action == "extend":
         if final:

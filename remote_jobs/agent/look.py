@@ -32,7 +32,7 @@ class Looker:
         self._meters: Dict[str, procs.CpuMeter] = {}
         self._told_lost: Set[Tuple[str, Any]] = set()  # a lost job has no new event: it is told once per asker
         self._glances: Dict[str, Tuple[Any, Tuple[Any, ...]]] = {}
-        self._specs: Dict[str, protocol.JobSpec] = {}  # a spec never changes
+        self._specs: Dict[str, protocol.JobSpec] = {}  # a spec changes only until it is submitted: see `forget`
         self._ended: Dict[str, Tuple[float, Dict[str, Any]]] = {}
 
     # --------------------------------------------------------------------------------------------------------- changes
@@ -108,6 +108,10 @@ class Looker:
         for job_id, answer in states.items():
             if answer.get("lost"):
                 self._told_lost.add((job_id, (answer.get("state") or {}).get("seq")))
+
+    def forget(self, job_id: str) -> None:
+        """Read this job's spec anew: another launch has replaced it."""
+        self._specs.pop(job_id, None)
 
     def _spec(self, job: JobDir) -> protocol.JobSpec:
         if job.id not in self._specs:

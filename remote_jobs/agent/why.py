@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from remote_jobs import protocol
 from remote_jobs.agent import causes, fulldisk, incident, reboot
 from remote_jobs.agent.jobdir import JobDir, Layout
-from remote_jobs.agent.launching import AgentError, no_step
+from remote_jobs.agent.launching import AgentError, meant, no_step
 from remote_jobs.agent.look import Looker
 
 
@@ -66,7 +66,8 @@ def _pick(
 ) -> Tuple[int, Optional[Dict[str, Any]], Optional[Dict[str, Any]]]:
     steps = list(enumerate(state["steps"], start=1))
     if step is not None:
-        steps = [(index, item) for index, item in steps if item["name"] == step]
+        names = meant(state["steps"], step)
+        steps = [(index, item) for index, item in steps if item["name"] in names]
         if not steps:
             raise no_step(state, step)
     candidates = [(index, item, one) for index, item in steps for one in item["attempts"]]

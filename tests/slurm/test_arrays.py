@@ -104,6 +104,30 @@ def test_a_launch_that_is_interrupted_and_sent_again_makes_one_array(cluster: Cl
         until(agent, "succeeded", name(10 + number))
 
 
+def test_a_refused_array_is_submitted_with_what_the_next_launch_says(cluster: Cluster, login: Login, tmp_path: Path) -> None:
+    """Slurm refuses the submission though its test passed; the inventory is corrected, the launch typed again."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    refuse = 'case "$*" in *--test-only*) ;; *--time=9*) echo "sbatch: error: AssocMaxSubmitJobLimit" >&2; exit 1;; esac'
+    (folder / "sbatch").write_text(f'#!/bin/sh\n{refuse}\nexec /usr/bin/sbatch "$@"\n')
+    (folder / "sbatch").chmod(0o755)
+    agent = login.agent(PATH=f"{folder}:{PATH}")
+    for number in (31, 32):
+        launch(login, agent, number, 3, time_limit="9")
+    with pytest.raises(Refused, match="AssocMaxSubmitJobLimit") as refused:
+        launch(login, agent, 33, 3, time_limit="9")
+    assert "time_limit of the host box in the inventory" in refused.value.error["hint"]
+    assert not (login.root / "jobs" / name(33)).exists()
+    now = {"time_limit": "7", "array": [name(31), name(32), name(34)]}  # the laptop gives the refused one another id
+    jobs = [launch(login, agent, number, 3, **now) for number in (31, 32, 34)]
+    [array] = {of for of, _ in array_rows(cluster, 31).values()}
+    assert [submissions(job) for job in jobs] == [[f"{array}_{number}"] for number in (1, 2, 3)]
+    assert set(cluster.run("squeue", "-h", "-r", f"--name=orch-{name(31)}.array", "-o", "%l").split()) == {"7:00"}
+    (login.work / "go").touch()
+    for number in (31, 32, 34):
+        until(agent, "succeeded", name(number))
+
+
 def test_an_array_that_never_reached_slurm_is_submitted_again_as_one(cluster: Cluster, login: Login, tmp_path: Path) -> None:
     """Not while it may still arrive, and not while Slurm is silent; then every job of it together."""
     folder = tmp_path / "bin"

@@ -168,7 +168,7 @@ class Keeper:
                 submissions.note_id(job, submission.n, row.id)
                 submission.id = row.id
             elif reading.at - submission.at > submissions.LOST_ANSWER_S:
-                arrays.again(self.layout, job, spec, submission)
+                arrays.again(self.layout, job, job.spec(), submission)
                 return
         error = None
         if row is not None and row.waiting and _stop_asked(job):
@@ -207,7 +207,7 @@ def go_on(layout: Layout, job: JobDir, spec: protocol.JobSpec, submission: Submi
         finally:
             lock.release()
     if not over(job, spec):
-        submissions.submit(layout, job, spec, n=submission.n + 1)
+        submissions.submit(layout, job, job.spec(), n=submission.n + 1)
 
 
 def _settle_end(layout: Layout, job: JobDir, row: queue.Row) -> bool:

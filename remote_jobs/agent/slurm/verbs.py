@@ -26,6 +26,19 @@ def claim_folder(job: JobDir) -> None:
     os.makedirs(job.at(submissions.FOLDER), mode=0o700, exist_ok=True)
 
 
+def renew(job: JobDir, spec_record: Mapping[str, Any]) -> bool:
+    """Give a job that was never submitted the spec of the launch that takes it up: the inventory may have been corrected
+    since Slurm refused its array. False when there is a submission, which stays what it is.
+
+    Raises:
+        OSError: the job's directory cannot be written.
+    """
+    if submissions.newest(job) is not None:
+        return False
+    write_json(job.spec_path, spec_record)
+    return True
+
+
 def test_only(spec: protocol.JobSpec) -> str:
     """What Slurm would do with this job, in its words: `Job 7 to start at ...`. Nothing is submitted.
 
