@@ -55,10 +55,13 @@ def stop(
 
     Every process of it gets TERM, the grace of its step, then KILL.
     """
+    from orchestrator.core.errors import UsageError
     from orchestrator.services.resolve import resolve
     from orchestrator.services.stop import stop as request
     from orchestrator.ui.console import document, out
 
+    if timeout is not None and not wait:
+        raise UsageError("--timeout limits what --wait waits, and --wait is not there", "add --wait")
     timeout_s = seconds(timeout, "--timeout")
     with open_session(inventory) as session:
         found = resolve(session, job)

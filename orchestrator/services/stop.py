@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.services.look import look
+from orchestrator.core.answers import check_record
+from orchestrator.core.errors import ProtocolError
+from orchestrator.services.look import job_view, look, remember
 from orchestrator.services.resolve import FoundJob
 from orchestrator.services.wait import wait as wait_for
 
@@ -30,6 +33,8 @@ def control(
         "control", job=job.id, action=action, args=given, wait_s=ACKNOWLEDGE_S, **more
     )
     state, seq = answer.get("state") or {}, answer.get("seq")
+    if state:
+        _remember(session, job, state)
     if seq is not None and int(state.get("seq") or 0) < int(seq):
         # The word was given, and the state that shows it is being written: who asks next must not see the old one.
         state = _state_since(session, job, int(seq)) or state
@@ -49,8 +54,20 @@ def _state_since(session: Session, job: FoundJob, seq: int) -> dict[str, Any] | 
         result = look(session, job.host, jobs=[job.id], seen={job.id: seq - 1}, wait_s=1.0)
         for view in result.jobs:
             if view["seq"] >= seq:
+                remember(session, [view])
                 return view
     return None
+
+
+def _remember(session: Session, job: FoundJob, state: Mapping[str, Any]) -> None:
+    """Keep the answered state in the ledger: the next launch of this plan must not take the job for what it was."""
+    row = session.ledger.job(job.id)
+    if row is None or row.view is None:
+        return  # the next look brings more than this answer
+    record = {"state": state, "spec": {key: row.view.get(key) for key in ("workdir", "plan_sha256")}}
+    with contextlib.suppress(ProtocolError):  # the job is obeyed all the same
+        check_record(job.id, record)
+        remember(session, [job_view(job.host, job.id, record, age=0.0)])
 
 
 def stop(

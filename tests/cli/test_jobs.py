@@ -504,6 +504,20 @@ def test_a_second_job_of_a_plan_that_still_runs_is_said(host: Host) -> None:
     assert "of this very plan" not in host.quick("launch", plan, "--set", "work.run='true'", expect=0).err
 
 
+def test_what_stop_answers_is_remembered_and_its_time_limit_is_of_wait(host: Host) -> None:
+    plan, _ = host.plan({"name": "work", "run": "trap '' TERM; sleep 300 & wait; sleep 300", "grace_s": 2})
+    first = host.start(plan)
+    host.job(first).wait_for_kind("attempt_started")
+    assert "add --wait" in host.quick("stop", first, "--timeout", "5", expect=2).err
+    assert host.quick("stop", first, expect=0).out == f"{first} stopping\n"
+    refused = host.quick("retry", first, expect=3).err
+    assert f"wait until it has stopped: orch wait {first}" in refused
+    again = host.quick("launch", plan, expect=0)
+    assert f"{first} of this very plan was stopping when last seen" in again.err
+    host.quick("stop", again.out.strip(), "--wait", expect=0)
+    host.quick("wait", first, expect=1)
+
+
 def test_secrets_reach_the_process_and_nothing_else(host: Host) -> None:
     host.laptop.environment["MY_TOKEN"] = "s3cr3t-of-the-test"
     try:
