@@ -106,7 +106,7 @@ class Collector:
             return self._keep("job", job.id, "processes of it still run; see: orch status --processes")
         if _holds_files(job.at("work")):
             return self._keep("job", job.id, "its outputs lie in its own folder; fetch or move them first")
-        why = "{}, ended {} ago (asked for: more than {})".format(name, _days(age_s), _days(self.older_than_s))
+        why = "{}, ended {} ago (asked for: {})".format(name, _days(age_s), _asked(self.older_than_s))
         return self._take("job", job.id, job.path, age_s, why, job=job)
 
     def _unfinished(self, job: JobDir) -> bool:
@@ -263,8 +263,23 @@ def _size(path: str) -> int:
     return total
 
 
+def _asked(seconds: float) -> str:
+    """What was asked for, exact: more than 30 days, more than 1h30m."""
+    if seconds <= 0:
+        return "any age"
+    if seconds % DAY_S == 0:
+        return "more than {}".format(_days(seconds))
+    parts, left = [], int(seconds)
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        parts += ["{}{}".format(count, unit)] if count else []
+    return "more than {}".format("".join(parts) or "{:g}s".format(seconds))
+
+
 def _days(seconds: float) -> str:
     """3 hours, 1 day, 45 days: as a person reckons it."""
+    if seconds < 60:
+        return "less than a minute"
     count, unit = (seconds / DAY_S, "day") if seconds >= DAY_S else (seconds / 3600, "hour")
     if count >= 1:
         return "{:.0f} {}{}".format(count, unit, "" if round(count) == 1 else "s")

@@ -78,6 +78,10 @@ def test_old_jobs_go_and_younger_ones_stay(host: HostSide) -> None:
         "old-good": "succeeded, ended 40 days ago (asked for: more than 30 days)",
         "old-bad": "failed, ended 31 days ago (asked for: more than 30 days)",
     }
+    for asked_s, told in ((0, "any age"), (5400, "more than 1h30m"), (36 * 3600, "more than 1d12h"), (86400, "more than 1 day")):
+        rows = agent.request("gc", older_than_s=asked_s, apply=False)["items"]
+        [said] = [row["why"] for row in rows if row["name"] == "young"]
+        assert said == f"succeeded, ended 29 days ago (asked for: {told})"
     assert {path.name for path in (host.root / "jobs").iterdir()} == {"old-good", "old-bad", "young"}, (
         "a dry run"
     )
