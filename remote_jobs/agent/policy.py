@@ -9,10 +9,11 @@ progress (samples, checkpoints) do not use up the budget.  Pure: no I/O, no cloc
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from remote_jobs.agent import fewer_gpus, limits
 from remote_jobs.agent.fold import fingerprint
@@ -81,7 +82,7 @@ CHANGES: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]] = {
 BY_RULE: Mapping[str, Tuple[str, int]] = {"xid-contained": (AGAIN, 2), "engine-ready-limit": (CHANGE, 3)}
 """Rules that differ from their class: a contained memory error, whose GPU goes on; a limit that can be raised."""
 _KV_LENGTH = re.compile(r"estimated maximum model length is (\d+)")
-_ROUND_UP = {"max_num_batched_tokens": 256, "total_seq_len": 128}
+_UNITS = {"max_num_batched_tokens": 256, "total_seq_len": 128}
 
 
 @dataclass
@@ -106,12 +107,32 @@ def parameters(changes: Mapping[str, Any]) -> Dict[str, Any]:
     return {key: value for key, value in changes.items() if key not in ours and not limits.is_variable(key)}
 
 
-def _moved(value: float, how: Mapping[str, Any]) -> Optional[float]:
-    """Value after one change inside its bounds, or None when it cannot move any further."""
-    new = value * float(how.get("mul", 1.0)) + float(how.get("add", 0.0))
-    new = max(new, float(how.get("min", new)))
-    new = min(new, float(how.get("max", new)))
-    return None if abs(new - value) < 1e-9 else round(new, 4)
+def _moved(name: str, value: float, how: Mapping[str, Any]) -> Union[int, float, None]:
+    """Value after one change, or None when nothing is left to change.
+
+    A bound stops a change and never turns it around: a value beyond its bound stays.  Only a stated `min`, or
+    `mul: 0`, takes a positive value down to 0.
+    """
+    least, most = float(how.get("min", -math.inf)), float(how.get("max", math.inf))
+    factor = float(how.get("mul", 1.0))
+    target = _twelve_digits(value * factor + float(how.get("add", 0.0)))
+    if target == _twelve_digits(value):
+        return None
+    down = target < value
+    new: Union[int, float] = min(max(target, least), most)
+    # A whole number stays one, unless the rule itself speaks of fractions (gpu_memory_utilization: 1).
+    if isinstance(value, int) and all(float(how.get(key, 0)).is_integer() for key in ("add", "min", "max")):
+        unit = _UNITS.get(name, 1) if new >= _UNITS.get(name, 1) else 1
+        new = (math.floor if down else math.ceil)(new / unit) * unit
+        new = int(min(max(new, least), most))
+    if new <= 0 < value and "min" not in how and factor != 0:
+        return None
+    return new if (new < value if down else new > value) else None
+
+
+def _twelve_digits(number: float) -> float:
+    """Without the last bits of binary fractions, however small the number: 0.9 - 0.05 is 0.85, 3e-5 / 2 is 1.5e-5."""
+    return float("{:.12g}".format(number))
 
 
 def change_parameters(
@@ -119,17 +140,13 @@ def change_parameters(
 ) -> Dict[str, Any]:
     """Parameters of the next attempt after such a failure; empty when nothing can, or need, be changed.
 
+    What the plan states comes first; then what the failure itself says to use.
+
     Args:
         step: the step; `run` steps have no parameters, only `set` on environment-like keys of the plan's block.
         current: the parameters that failed.
         verdict: explain's failure object (its texts may name the value to use).
     """
-    if klass == "kv_cache_too_small" and step.uses:
-        texts = [str((verdict.get("root_cause") or {}).get("text") or "")]
-        texts += [str(item) for item in verdict.get("evidence") or ()]
-        lengths = [int(match.group(1)) for text in texts for match in _KV_LENGTH.finditer(text)]
-        if lengths and lengths[-1] not in (0, current.get("max_model_len")):
-            return {"max_model_len": lengths[-1]}
     block = step.retry.get(klass) or {}
     plan_block = {key: how for key, how in block.items() if isinstance(how, dict) and key != fewer_gpus.KEY}
     rules: Mapping[str, Mapping[str, Any]] = plan_block or CHANGES.get(klass, {}).get(step.uses or "", {})
@@ -144,14 +161,21 @@ def change_parameters(
         # batch_size is only moved where the plan sets it: not every backend knows the flag.
         if name == "batch_size" and name not in current and not plan_block:
             continue
-        new = _moved(float(value), how)
+        new = _moved(name, value, how)
         if new is not None:
-            # A whole number stays one, unless the rule itself speaks of fractions (gpu_memory_utilization: 1).
-            whole = isinstance(value, int) and all(float(how.get(key, 0)).is_integer() for key in ("add", "min", "max"))
-            if whole:
-                unit = _ROUND_UP.get(name, 1)
-                new = max(float(how.get("min", 0)), new // unit * unit)
-            return {name: int(new) if whole else new}
+            return {name: new}
+    if klass == "kv_cache_too_small" and step.uses and "max_model_len" not in plan_block:
+        return _named_length(current, verdict)
+    return {}
+
+
+def _named_length(current: Mapping[str, Any], verdict: Mapping[str, Any]) -> Dict[str, Any]:
+    """The longest context that fits, where vLLM's message says it."""
+    texts = [str((verdict.get("root_cause") or {}).get("text") or "")]
+    texts += [str(item) for item in verdict.get("evidence") or ()]
+    lengths = [int(match.group(1)) for text in texts for match in _KV_LENGTH.finditer(text)]
+    if lengths and lengths[-1] not in (0, current.get("max_model_len")):
+        return {"max_model_len": lengths[-1]}
     return {}
 
 

@@ -34,6 +34,11 @@ def changes(uses: str, klass: str, rules: dict[str, Any], **params: Any) -> dict
         ("train", "shm", {}, {"num_workers": 0}),
         ("generate", "host_oom", {"concurrency": 5}, {"concurrency": 2}),
         ("generate", "nccl", {}, {}),
+        # A bound never turns a change around: what is below its least is left alone, and the next parameter is tried.
+        ("train", "gpu_oom", {"total_seq_len": 512}, {}),
+        ("serve", "gpu_oom", {"gpu_memory_utilization": 0.6}, {}),
+        ("extract", "gpu_oom", {"gpu_memory_utilization": 0.6}, {"max_num_batched_tokens": 4096}),
+        ("extract", "gpu_oom", {"gpu_memory_utilization": 0.6, "max_num_batched_tokens": 1024, "batch_size": 4}, {"batch_size": 2}),
     ],
 )
 def test_changes_without_a_word_from_the_plan(uses: str, klass: str, params: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -65,6 +70,19 @@ def test_changes_without_a_word_from_the_plan(uses: str, klass: str, params: dic
         ({"p": {"set": 1000}}, {"p": 500}, {"p": 1000}),
         ({"p": {"set": 1000}, "q": {"set": 4}}, {"p": 1000, "q": 4}, {}),
         ({"attempts": 2, "p": {"set": 1}}, {}, {"p": 1}),
+        ({"lr": {"mul": 0.5}}, {"lr": 3.0e-5}, {"lr": 1.5e-05}),
+        ({"lr": {"mul": 0.1}}, {"lr": 1e-10}, {"lr": 1e-11}),
+        ({"p": {"mul": 2, "max": 4}, "q": {"add": 1}}, {"p": 8, "q": 1}, {"q": 2}),  # above its most: it stays
+        ({"p": {"mul": 0.5, "min": 4}, "q": {"add": 1}}, {"p": 0, "q": 1}, {"q": 2}),
+        ({"concurrency": {"mul": 1.5}}, {"concurrency": 1}, {"concurrency": 2}),  # up means up
+        ({"p": {"mul": 1.5, "max": 1}, "q": {"add": 1}}, {"p": 1, "q": 1}, {"q": 2}),
+        ({"p": {"mul": 1.1}}, {"p": 10}, {"p": 11}),
+        ({"p": {"mul": 0.57}}, {"p": 100}, {"p": 57}),
+        ({"p": {"mul": 0.5}, "q": {"add": 1}}, {"p": 1, "q": 1}, {"q": 2}),  # half of one is not none
+        ({"p": {"add": -0.5}}, {"p": 0.25}, {}),
+        ({"p": {"mul": 0}}, {"p": 8}, {"p": 0}),
+        ({"total_seq_len": {"mul": 0.5}}, {"total_seq_len": 200}, {"total_seq_len": 100}),
+        ({"max_num_batched_tokens": {"add": 100}}, {"max_num_batched_tokens": 1024}, {"max_num_batched_tokens": 1280}),
     ],
 )
 def test_changes_that_the_plan_states(rules: dict[str, Any], params: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -115,6 +133,24 @@ def test_the_length_that_vllm_names_is_taken_from_the_last_line_that_says_it(
     step = StepSpec(name="s", uses="serve", params=current)
     assert policy.change_parameters(step, "kv_cache_too_small", as_read(current), found) == wanted
     assert policy.change_parameters(RUN, "kv_cache_too_small", current, found) == {}, "nobody knows its flags"
+
+
+@pytest.mark.parametrize(
+    ("rules", "current", "wanted"),
+    [
+        ({"max_model_len": {"set": 8192}}, {"max_model_len": 32768}, {"max_model_len": 8192}),
+        ({"max_model_len": {"mul": 0.5, "min": 32768}}, {"max_model_len": 32768}, {}),  # the plan's least is its word
+        ({"gpu_memory_utilization": {"add": 0.03, "max": 0.95}}, {"gpu_memory_utilization": 0.9}, {"gpu_memory_utilization": 0.93}),
+        ({"gpu_memory_utilization": {"add": 0.03, "max": 0.95}}, {"gpu_memory_utilization": 0.95}, {"max_model_len": 20480}),
+        ({"attempts": 2}, {}, {"max_model_len": 20480}),
+    ],
+)
+def test_what_the_plan_states_comes_before_the_length_that_vllm_names(
+    rules: dict[str, Any], current: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    step = StepSpec(name="s", uses="serve", params=current, retry={"kv_cache_too_small": rules})
+    failure = verdict("kv_cache_too_small", SAYS.format(20480))
+    assert policy.change_parameters(step, "kv_cache_too_small", as_read(current), failure) == wanted
 
 
 @pytest.mark.parametrize("klass", ["host_oom", "unknown"])
