@@ -10,11 +10,14 @@ What the host does with it is remote_jobs/agent/policy.py; here it is only check
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import create_model
 
 from orchestrator.core.errors import Problem
-from orchestrator.core.schema import suggest
+from orchestrator.core.schema import Strict, check, suggest
 from orchestrator.core.steps import BUILTIN, unknown_parameter
 from orchestrator.core.yaml import Document, Where
 
@@ -122,8 +125,13 @@ def _change(
         if unknown:
             yield document.problem(where, f"{name_of(where[:-1])}: {unknown[0]}", unknown[1])
             return
-    if not isinstance(change, dict):
-        return  # a plain value: set to it
+    kind = _kind(uses, name)
+    if change is None:
+        yield document.problem(where, f"{name_of(where)} has no value", f"{_CHANGE_HINT}, or remove it")
+        return
+    if not isinstance(change, dict):  # a plain value: set to it
+        yield from _values(document, where[:-1], kind, {name: change}, name_of)
+        return
     for key in change:
         if key not in (*OPERATIONS, *BOUNDS):
             hint = suggest(key, (*OPERATIONS, *BOUNDS))
@@ -146,3 +154,58 @@ def _change(
         )
     if change.get("add", 1) == 0 or change.get("mul", 2) == 1:
         yield document.problem(where, f"{name_of(where)} changes nothing", _CHANGE_HINT)
+    if change.get("mul", 1) < 0:
+        yield document.problem(
+            (*where, "mul"), f"{name_of(where)}.mul must be at least 0, not {change['mul']!r}", _CHANGE_HINT
+        )
+    if "set" in change and change["set"] is None:
+        yield document.problem((*where, "set"), f"{name_of(where)}.set has no value", _CHANGE_HINT)
+    yield from _fits(document, where, kind, change, name_of)
+
+
+def _fits(
+    document: Document, where: Where, kind: Any, change: Mapping[str, Any], name_of: Callable[[Where], str]
+) -> Iterator[Problem]:
+    """What the change and its bounds lead to must be what the step's `with:` takes for this parameter."""
+    if kind is None:
+        return
+    moves, numbers = {"add", "mul"} & set(change), _plain_types(kind) & {int, float}
+    if moves and not numbers:
+        hint = "only a number can be added to or multiplied: write {set: VALUE}"
+        yield document.problem(where, f"{name_of(where)}: {where[-1]} is not a number", hint)
+        return
+    if float not in numbers and moves and not float(change.get("add", 0)).is_integer():
+        seen = change["add"]
+        yield document.problem(
+            (*where, "add"), f"{name_of(where)}.add must be a whole number, not {seen!r}", _CHANGE_HINT
+        )
+    to_zero = change.get("mul") == 0 and "min" not in change
+    if to_zero and any(_values(document, where, kind, {"mul": 0}, name_of)):
+        yield document.problem((*where, "mul"), f"{name_of(where)}.mul would make it 0", _CHANGE_HINT)
+    stated = {key: change[key] for key in ("set", *BOUNDS) if key in change}
+    yield from _values(document, where, kind, stated, name_of)
+
+
+def _kind(uses: Any, name: str) -> Any:
+    """Type of a parameter of a built-in step; None for a flag that is handed on, of which nothing is known."""
+    fields = BUILTIN[uses].params.model_fields if isinstance(uses, str) and uses in BUILTIN else {}
+    return fields[name].annotation if name in fields else None
+
+
+def _values(
+    document: Document, at: Where, kind: Any, values: Mapping[str, Any], name_of: Callable[[Where], str]
+) -> Iterator[Problem]:
+    """What is wrong with these values, by their keys below ``at``, as values of one parameter."""
+    if kind is not None:
+        fields: dict[str, Any] = dict.fromkeys(values, (kind, None))
+        yield from check(create_model("Change", __base__=Strict, **fields), document, values, at, name_of)[1]
+
+
+def _plain_types(kind: Any) -> set[Any]:
+    """The types of a union without what is annotated: ``Annotated[int | str, ...] | None`` is int, str, None."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _plain_types(parts[0])
+    if origin in {Union, types.UnionType}:
+        return {found for part in parts for found in _plain_types(part)}
+    return {kind}

@@ -12,6 +12,7 @@ from orchestrator.core.retry import FAILURE_CLASSES, check_retry, normal_retry
 from orchestrator.core.yaml import Document, Where
 
 SERVE: dict[str, Any] = {"uses": "serve", "gpus": 8}
+TRAIN: dict[str, Any] = {"uses": "train", "gpus": 8}
 RUN: dict[str, Any] = {"run": "x", "gpus": 8}
 
 
@@ -48,9 +49,15 @@ def problems(retry: Any, step: dict[str, Any]) -> list[tuple[str, str, str | Non
         (SERVE, {"gpu_oom": {"gpu_memory_utilization": {"add": -0.05, "min": 0.7, "max": 0.7, "default": 0.9}}}),
         (SERVE, {"gpu_oom": {"max_num_seqs": {"mul": 0.5, "min": 1}}}),
         (SERVE, {"gpu_oom": {"max_num_seqs": {"mul": 0.5, "min": 1, "max": 9}}}),
-        (SERVE, {"gpu_oom": {"max_num_seqs": {"mul": 0}}}),
+        (TRAIN, {"shm": {"num_workers": {"mul": 0}}}),  # a flag that is handed on
+        (TRAIN, {"shm": {"num_workers": {"set": [1]}}}),
+        (TRAIN, {"numerical": {"lr": {"mul": 0.5, "min": 1e-6}}}),
+        (TRAIN, {"numerical": {"lr": 1}}),
+        (SERVE, {"kv_cache_too_small": {"max_model_len": "32k"}}),
+        (SERVE, {"kv_cache_too_small": {"max_model_len": {"mul": 0.5, "min": 1024}}}),
+        (SERVE, {"gpu_oom": {"dtype": {"set": "half"}, "gpu_memory_utilization": {"mul": 0, "min": 0.5}}}),
         (SERVE, {"gpu_oom": {"max_num_seqs": {"add": 1}}}),
-        (SERVE, {"gpu_oom": {"max_num_seqs": {"set": "text"}}}),
+        (SERVE, {"gpu_oom": {"max_num_seqs": {"set": 7}}}),
         (SERVE, {"gpu_oom": {"max_num_seqs": 4, "model": "smaller"}}),
         ({"uses": "no such step"}, {"gpu_oom": {"whatever": {"set": 1}, "a": {"set": "x"}, "b": {"set": 1}}}),  # said elsewhere
         ({"uses": ["serve"]}, {"gpu_oom": {"whatever": {"set": 1}}}),
@@ -64,6 +71,8 @@ FEWER = "write retry: {gpu_hardware: {fewer_gpus: {min: 4}}}: go on without a GP
 CHANGE = "write {add: -0.05, min: 0.7}, {mul: 0.5, min: 1} or {set: VALUE}"
 TRIES = "a whole number from 1 to 1000; 1 means no second try"
 OOM = "retry.gpu_oom.max_num_seqs"
+LR = "retry.numerical.lr"
+NUMBER = "only a number can be added to or multiplied: write {set: VALUE}"
 
 
 def oom(change: Any) -> dict[str, Any]:
@@ -107,6 +116,40 @@ ONE_MISTAKE = [
         for value in ("half", True, None, float("inf"))
     ],
     (SERVE, oom({"set": 1, "min": "a", "max": "b"}), f"{OOM}.min", f"{OOM}.min must be a number, not 'a'", CHANGE),
+    *[
+        (TRAIN, {"numerical": {"lr": value}}, LR, f"{LR}: {words}", None)
+        for value, words in (
+            ("banana", "must be a number, not the text 'banana'"),
+            ([1], "must be a number, not a list of 1"),
+            (0, "must be more than 0.0, not 0"),
+        )
+    ],
+    *[
+        (TRAIN, {"numerical": {"lr": change}}, f"{LR}.{key}", f"{LR}.{key}{words}", hint)
+        for change, key, words, hint in (
+            ({"set": [1]}, "set", ": must be a number, not a list of 1", None),
+            ({"set": 101}, "set", ": must be at most 100.0, not 101", None),
+            ({"set": {"a": 1}}, "set", ": must be a number, not a mapping (a: ...)", None),
+            ({"set": None}, "set", " has no value", CHANGE),
+            ({"mul": 0.5, "min": 0}, "min", ": must be more than 0.0, not 0", None),
+            ({"mul": 0.5, "default": 200}, "default", ": must be at most 100.0, not 200", None),
+            ({"mul": -1}, "mul", " must be at least 0, not -1", CHANGE),
+        )
+    ],
+    (TRAIN, {"numerical": {"lr": None}}, LR, f"{LR} has no value", f"{CHANGE}, or remove it"),
+    (TRAIN, {"shm": {"num_workers": None}}, "retry.shm.num_workers", "retry.shm.num_workers has no value", f"{CHANGE}, or remove it"),
+    (TRAIN, {"shm": {"num_workers": {"mul": -1}}}, "retry.shm.num_workers.mul", "retry.shm.num_workers.mul must be at least 0, not -1", CHANGE),
+    *[
+        (SERVE, {"gpu_oom": {name: change}}, f"retry.gpu_oom.{name}", f"retry.gpu_oom.{name}: {name} is not a number", NUMBER)
+        for name in ("model", "enforce_eager", "dtype", "extra_args")
+        for change in ({"add": 1}, {"mul": 0.5})
+    ],
+    (SERVE, {"gpu_oom": {"dtype": "int3"}}, "retry.gpu_oom.dtype", "retry.gpu_oom.dtype: the text 'int3' is not allowed",
+     "allowed: auto, half, float16, bfloat16, float, float32"),
+    (SERVE, oom({"set": "text"}), f"{OOM}.set", f"{OOM}.set: must be a whole number, not the text 'text'", None),
+    (SERVE, oom({"mul": 0.5, "min": 0}), f"{OOM}.min", f"{OOM}.min: must be at least 1, not 0", None),
+    (SERVE, oom({"add": 0.5}), f"{OOM}.add", f"{OOM}.add must be a whole number, not 0.5", CHANGE),
+    (SERVE, oom({"mul": 0}), f"{OOM}.mul", f"{OOM}.mul would make it 0", CHANGE),
     (RUN, {"gpu_oom": {"fewer_gpus": {"min": 4}}}, "retry.gpu_oom.fewer_gpus", "retry.gpu_oom.fewer_gpus: only a GPU that failed can be left out", FEWER),
     (RUN, {"nccl": {"fewer_gpus": "x"}}, "retry.nccl.fewer_gpus", "retry.nccl.fewer_gpus: only a GPU that failed can be left out", FEWER),
     (RUN, fewer({"min": 4, "least": 2}), f"{LEAVES}.least", f"{LEAVES}: unknown key 'least'", FEWER),
