@@ -132,8 +132,8 @@ class EventKind(str, Enum):
     STEP_FAILED = "step_failed"  # {reason, verdict}
     STEP_STOPPED = "step_stopped"
     STEP_SKIPPED = "step_skipped"  # {reason}
-    STOP_REQUESTED = "stop_requested"  # control file read: {control}
-    RETRY_REQUESTED = "retry_requested"  # {control, set}
+    STOP_REQUESTED = "stop_requested"  # control file read, of one step or of the job: {control, reason}
+    RETRY_REQUESTED = "retry_requested"  # a backoff ends now, of one step or of all: {control, set}
     EXTENDED = "extended"  # a time limit was moved: {control, timeout_s}
     REAPED = "reaped"  # own orphans ended: {processes: [...]}
     RECOVERED = "recovered"  # a new supervisor took over a lost job: {supervisor, left_running}
@@ -159,6 +159,7 @@ STEP_TRANSITIONS: Mapping[str, Mapping[str, str]] = {
         "attempt_started": "running",
         "step_failed": "failed",
         "step_stopped": "stopped",
+        "step_skipped": "skipped",
         "retry_scheduled": "retry_wait",
         "reopened": "queued",
     },
@@ -186,6 +187,7 @@ STEP_TRANSITIONS: Mapping[str, Mapping[str, str]] = {
         "attempt_started": "running",
         "step_failed": "failed",
         "step_stopped": "stopped",
+        "step_skipped": "skipped",
         "reopened": "queued",
     },
     "stopping": {

@@ -66,7 +66,7 @@ class Fold:
         Raises:
             IllegalTransition: the event does not fit the state of its step; nothing has changed then.
         """
-        kind, data, at = str(event["kind"]), event.get("data") or {}, event.get("at")
+        kind, data = str(event["kind"]), event.get("data") or {}
         step = self._steps.get(event.get("step") or "")
         if step is not None:
             step["state"] = protocol.advance(step["state"], kind, step["name"])
@@ -78,17 +78,18 @@ class Fold:
                 if item["name"] in chosen if chosen is not None else data.get("step_filter") in (None, item["name"]):
                     item["state"] = protocol.advance(item["state"], kind, item["name"])
                     item["waiting"] = item["retry_at"] = None
-        self._apply_to_job(kind, data, at)
+        self._apply_to_job(kind, data, event)
         self.state["state"] = protocol.job_state(
             [item["state"] for item in self.state["steps"]],
             finished=self._finished,
             stopping=self.state["stop_requested"],
         )
 
-    def _apply_to_job(self, kind: str, data: Mapping[str, Any], at: Any) -> None:
+    def _apply_to_job(self, kind: str, data: Mapping[str, Any], event: Mapping[str, Any]) -> None:
+        at = event.get("at")
         if kind == "attempt_started" and self.state["started_at"] is None:
             self.state["started_at"] = at
-        elif kind == "stop_requested" and not data.get("step"):
+        elif kind == "stop_requested" and not event.get("step"):
             self.state["stop_requested"] = True
         elif kind == "finished":
             self._finished = str(data.get("state", "failed"))

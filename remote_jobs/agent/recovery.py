@@ -10,7 +10,7 @@ import dataclasses
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set
 
 from remote_jobs import protocol
 from remote_jobs.agent import fewer_gpus, limits, procs
@@ -104,6 +104,17 @@ def replay(name: str, events: Iterable[Mapping[str, Any]]) -> Past:
                 past.history.append(judged)
             judged = {}
     return past
+
+
+def steps_stopped(events: Iterable[Mapping[str, Any]]) -> Set[str]:
+    """Steps that somebody asked to stop, alone, since the job was last reopened."""
+    found: Set[str] = set()
+    for event in events:
+        if event.get("kind") == "reopened":
+            found.clear()
+        elif event.get("kind") == "stop_requested" and event.get("step"):
+            found.add(str(event["step"]))
+    return found
 
 
 def parameters_set(name: str, given: Mapping[str, Any]) -> List[str]:

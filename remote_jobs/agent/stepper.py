@@ -30,6 +30,7 @@ IDLE, WAITING, RUNNING, JUDGING, CLEANUP, BACKOFF, DONE = (
 SERVICE_FELT_S = 60.0
 """A step that failed this short before its service was seen to die most likely failed of that."""
 NEEDS_EVERY_S = 0.5
+UNTIL_BACK = "waits until the service it needs is back"
 _FAST_START_S = 5.0
 
 
@@ -64,6 +65,8 @@ class Stepper:
         self._ending: Optional[ending.Ending] = None
         self._due = 0.0
         self._failed_at = 0.0
+        self._lost: Optional[Dict[str, Any]] = None
+        """The attempt that an earlier supervisor left unfinished: {verdict, progress, n}."""
         self._extra_s = 0.0
         self.apply_overrides()
 
@@ -172,30 +175,52 @@ class Stepper:
         if self.stop_kind:
             self._end(EventKind.STEP_STOPPED, reason=self.stop_reason)
             return
-        waits = False
-        for need in self.spec.needs:
-            other = self.boss.by_name[need]
-            if other.serving if other.is_service else other.state == "succeeded":
-                continue
-            if other.mode == DONE:
-                self._end(EventKind.STEP_SKIPPED, reason="step {} {}".format(need, other.state))
-                return
-            waits = True
-        if waits:
+        if self._in_vain():
+            return
+        if self._unmet():
             self._due = now + NEEDS_EVERY_S
-        elif self.is_service and not self.needed:
-            self._end(EventKind.STEP_SKIPPED, reason="no step needs it any more")
         else:
             self._wait_for_gpus()
+
+    def _unmet(self) -> List["Stepper"]:
+        """Needed steps that are not there (yet)."""
+        needed = [self.boss.by_name[need] for need in self.spec.needs]
+        return [other for other in needed if not (other.serving if other.is_service else other.state == "succeeded")]
+
+    def _in_vain(self) -> bool:
+        """End a step, before its next attempt, that can never start again or that nobody needs any more."""
+        for other in self._unmet():
+            if other.mode == DONE:
+                self._skip("step {} {}".format(other.name, other.state))
+                return True
+        if self.is_service and not self.needed:
+            self._skip("no step needs it any more")
+            return True
+        return False
+
+    def _skip(self, reason: str) -> None:
+        self.gpus.cancel()
+        self._end(EventKind.STEP_SKIPPED, reason=reason)
 
     def _wait_for_gpus(self) -> None:
         self.gpus.begin()
         self.mode = WAITING
 
+    def _wait_for_needs(self, reason: Optional[str]) -> None:
+        self.boss.emit(EventKind.STEP_QUEUED, self.name, reason=reason)
+        self.gpus.cancel()
+        self.gpus.release()
+        self.mode, self._due = IDLE, 0.0
+
     def _tick_waiting(self, now: float) -> None:
         if self.stop_kind:
             self.gpus.cancel()
             self._end(EventKind.STEP_STOPPED, reason=self.stop_reason)
+            return
+        if self._in_vain():
+            return
+        if self._unmet():
+            self._wait_for_needs(UNTIL_BACK)
             return
         if not self.boss.may_start:
             return
@@ -296,10 +321,7 @@ class Stepper:
             self._end(EventKind.STEP_STOPPED, reason=attempt.stop_reason or self.stop_reason)
         elif way == ending.WAIT_AGAIN:
             of_slurm = attempt.stop_kind == "slurm"  # its allocation ends: the next one goes on with it
-            reason = attempt.stop_reason if of_slurm else "waits until the service it needs is back"
-            self.boss.emit(EventKind.STEP_QUEUED, self.name, reason=reason)
-            self.gpus.release()
-            self.mode, self._due = IDLE, now
+            self._wait_for_needs(attempt.stop_reason if of_slurm else UNTIL_BACK)
         else:
             self._retry_or_fail(attempt, result, now)
 
@@ -332,13 +354,14 @@ class Stepper:
     def _tick_backoff(self, now: float) -> None:
         if self.stop_kind:
             self._end(EventKind.STEP_STOPPED, reason=self.stop_reason)
-        elif now >= self._due:
-            if self._need_is_down():
-                self.mode, self._due = IDLE, 0.0
+        elif not self._in_vain() and now >= self._due:
+            if self._unmet():
+                self._wait_for_needs(UNTIL_BACK)
             else:
                 self._wait_for_gpus()
 
     def _need_is_down(self) -> bool:
+        """A service that may come back; after one that failed for good the step's own failure stands."""
         needed = [self.boss.by_name[need] for need in self.spec.needs]
         return any(other.is_service and not other.serving and other.mode != DONE for other in needed)
 
@@ -405,7 +428,7 @@ class Stepper:
             self.mode = DONE
             return
         past = recovery.past_of(self.boss, self.spec, self.index)
-        self.history, self.kept = past.history, past.kept
+        self.history, self.kept, self._lost = past.history, past.kept, past.lost
         self._change(past.changes)
         if past.lost is not None and by_itself:
             verdict = past.lost["verdict"]
@@ -427,6 +450,12 @@ class Stepper:
         if self.state == "succeeded":
             self.boss.emit(EventKind.STEP_QUEUED, self.name, reason="needed again")
         self.history, self.stop_kind, self.mode, self._due = [], None, IDLE, 0.0
+
+    def leave_lost(self) -> None:
+        """`orch retry --step` of another step: what was lost of this one stays lost, until somebody retries it."""
+        if self._lost is not None and self.mode != DONE:
+            verdict = self._lost["verdict"]
+            self._end(EventKind.STEP_FAILED, reason=verdict["summary"], verdict=verdict)
 
     def add_progress(self, step_state: Dict[str, Any]) -> None:
         """Put what the newest attempt shows into the state object (not an event: it changes every second)."""

@@ -115,7 +115,7 @@ class Supervisor:
         args = request.get("args") or {}
         action = request.get("action")
         step = args.get("step")
-        if step is not None and step not in self.by_name:
+        if not self._meant(step):
             self.emit(EventKind.NOTE, control=request["id"], text="{}: no step named {!r}".format(action, step))
         elif action == "stop":
             reason = str(args.get("reason") or "stopped on request")
@@ -123,9 +123,10 @@ class Supervisor:
             for stepper in self._meant(step):
                 stepper.stop("user", reason)
         elif action == "retry":
-            self.emit(EventKind.RETRY_REQUESTED, control=request["id"], set=args.get("set") or {})
+            self.emit(EventKind.RETRY_REQUESTED, control=request["id"], step=step, set=args.get("set") or {})
             for stepper in self.steppers:
                 stepper.apply_overrides(args.get("set"))
+            for stepper in self._meant(step):
                 stepper.retry_now()
         elif action == "extend":
             self.emit(EventKind.EXTENDED, control=request["id"], step=step, timeout_s=args.get("timeout_s"))
@@ -202,6 +203,7 @@ class Supervisor:
             for request in requests:
                 if str(request["id"]) < str(retry["id"]):  # what was asked of the job's earlier life is over with it
                     control.done(self.job, request["id"])
+        stopped = recovery.steps_stopped(self.replayed)
         final = self.fold.state["state"] in protocol.JOB_TERMINAL
         if not final:
             self.emit(EventKind.RECOVERED, supervisor=who, text=self._taken_over())
@@ -211,8 +213,9 @@ class Supervisor:
         self._end_unrecorded()
         if retry is not None:
             self._reopen(retry, was_final=final)
-        elif self.fold.state["stop_requested"]:
-            for stepper in self.steppers:  # a stop is final, also when its supervisor was killed half-way
+        else:  # a stop is final, also when its supervisor was killed half-way
+            everything = self.fold.state["stop_requested"]
+            for stepper in self.steppers if everything else [one for one in self.steppers if one.name in stopped]:
                 stepper.stop("user", "stopped on request")
 
     def _taken_over(self) -> str:
@@ -244,6 +247,8 @@ class Supervisor:
             stepper.apply_overrides(args.get("set"))
             if again is None or stepper.name in again:
                 stepper.reopen()
+            else:
+                stepper.leave_lost()
 
     def _with_needs(self, step: Any) -> Optional[List[str]]:
         """The step, what it needs and what waits for it: these are taken up again; None means all."""

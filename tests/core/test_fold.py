@@ -120,7 +120,7 @@ def test_why_a_step_waits(kind: str, data: dict[str, Any], words: str | None) ->
 
 
 def test_a_stop_of_the_job_and_of_a_step() -> None:
-    assert fold(TWO, told(START, ("stop_requested", None, None, {"step": "work"}))).state["stop_requested"] is False
+    assert fold(TWO, told(START, ("stop_requested", "work"))).state["stop_requested"] is False
     story = fold(TWO, told(START, ("stop_requested",), ("stop_sent", "work", 1, {"signal": "TERM"})))
     assert story.state["stop_requested"] is True
     assert [item["state"] for item in story.attempts("work")] == ["stopping"]
