@@ -112,10 +112,6 @@ class Notifier:
             traceback.print_exc()
             sys.stderr.flush()
 
-    def side_pids(self) -> List[int]:
-        """Pids of couriers: children of the supervisor that are not the job's."""
-        return [task.pid for task in (*self._couriers, *self._beats.values())]
-
     def take(self, event: Mapping[str, Any], to: Optional[str] = None) -> None:
         """Queue what an event means for each target (or only for one)."""
         if not self.targets:

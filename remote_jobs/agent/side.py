@@ -15,9 +15,19 @@ import resource
 import signal
 import time
 import traceback
-from typing import Any, Callable, Optional
+from typing import Any, Callable, List, Optional, Set
 
-Result = Callable[[Any, Optional[str]], None]
+_UNREAPED: Set[int] = set()
+
+
+def unreaped() -> List[int]:
+    """Pids of our side tasks, those included that have answered and are not quite gone yet: none is the job's process."""
+    return list(_UNREAPED)
+
+
+def reaped(pid: int) -> None:
+    """Forget a child that was waited for: its pid may be anybody's now."""
+    _UNREAPED.discard(pid)
 
 
 class SideTask:
@@ -35,6 +45,7 @@ class SideTask:
         self.pid = os.fork()
         if self.pid == 0:
             self._child(work, read_fd, write_fd, cpu_s, memory_mib)
+        _UNREAPED.add(self.pid)
         os.close(write_fd)
         os.set_blocking(read_fd, False)
         self.fd = read_fd

@@ -15,7 +15,6 @@ from remote_jobs.agent import ending, fewer_gpus, incident, judge, policy, ready
 from remote_jobs.agent.attempt import Attempt
 from remote_jobs.agent.gpu_wait import GpuWait
 from remote_jobs.agent.running import Run, Terms
-from remote_jobs.agent.side import SideTask
 from remote_jobs.protocol import EventKind
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class Stepper:
         self.stop_kind: Optional[str] = None
         self.stop_reason = ""
         self._run: Optional[Run] = None
-        """The newest attempt's; kept after its end, for its side tasks may not be dead yet."""
+        """The newest attempt's, kept after its end."""
         self._ending: Optional[ending.Ending] = None
         self._due = 0.0
         self._failed_at = 0.0
@@ -116,18 +115,11 @@ class Stepper:
         """Attempts of other steps that may still have processes."""
         return [s.attempt for s in self.boss.steppers if s is not self and s.attempt is not None]
 
-    def side_pids(self) -> List[int]:
-        """Our side tasks' pids, which are not the job's processes."""
-        return [task.pid for task in self._tasks()]
-
     def watch_fds(self) -> List[int]:
         """Pipes whose data should wake the loop."""
-        return [task.fd for task in self._tasks() if task.pending]
-
-    def _tasks(self) -> List[SideTask]:
         run = self._run.tasks() if self._run is not None else []
         judging = self._ending.tasks() if self._ending is not None else []
-        return [*self.gpus.tasks(), *run, *judging]
+        return [task.fd for task in (*self.gpus.tasks(), *run, *judging) if task.pending]
 
     def next_due(self, now: float) -> float:
         """When this step wants its next tick (monotonic, s)."""

@@ -18,7 +18,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
 from remote_jobs import protocol
-from remote_jobs.agent import control, gpu_access, history, notify, procs, reboot, recovery, usage
+from remote_jobs.agent import control, gpu_access, history, notify, procs, reboot, recovery, side, usage
 from remote_jobs.agent.command import Places
 from remote_jobs.agent.jobdir import JobDir, Layout, Lock
 from remote_jobs.agent.record import Record
@@ -283,6 +283,7 @@ class Supervisor:
                 return
             if pid == 0:
                 return
+            side.reaped(pid)
             for stepper in self.steppers:
                 if stepper.take_exit(pid, status):
                     break
@@ -312,9 +313,7 @@ class Supervisor:
 
     def side_pids(self) -> List[int]:
         """Pids of side tasks: children of ours that are not the job's."""
-        allocation = self.allocation.side_pids() if self.allocation is not None else []
-        own = [*allocation, *self.notifier.side_pids(), *self.usage.side_pids()]
-        return [*own, *(pid for stepper in self.steppers for pid in stepper.side_pids())]
+        return side.unreaped()
 
     def _all_gone(self) -> bool:
         """End what is left of the job in spite of everything (env -i, setsid): nothing outlives the final event."""

@@ -56,10 +56,6 @@ class UsageKeeper:
         self._path = boss.job.at(FILE)
         self._disk = FullDisk(boss)
 
-    def side_pids(self) -> List[int]:
-        """Pid of the side task: a child of the supervisor that is not the job's."""
-        return [self._task.pid] if self._task is not None else []
-
     def _held(self) -> List[int]:
         held: List[int] = []
         for stepper in self._boss.steppers:

@@ -66,10 +66,6 @@ class Allocation:
         """Verdict of what an earlier start of this same Slurm job left unfinished."""
         return verdicts.requeued(self.id, self.restarts) if self.restarts else None
 
-    def side_pids(self) -> List[int]:
-        """Our own helpers' pids."""
-        return [self._asking.pid] if self._asking is not None else []
-
     # ------------------------------------------------------------------------------------------------------------- end
 
     def on_signal(self, number: int) -> bool:
