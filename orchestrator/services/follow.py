@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.schedule import SLEEP_GAP_S, wake_pause_s
+from orchestrator.core.schedule import CLOCK_EVERY_S, SLEEP_GAP_S, wake_pause_s
 from orchestrator.core.states import OVER
 from orchestrator.services.logfeed import LogFeed
 from orchestrator.services.look import HostLook, look
@@ -185,7 +185,7 @@ class Follower:
         if result.error is not None:
             slept = time.time() - time.monotonic() - ahead_s > SLEEP_GAP_S
             if slept or sent < self._woke_mono:
-                return result, wake_pause_s()  # a look from before the sleep: ask once more
+                return result, CLOCK_EVERY_S + wake_pause_s()  # from before the sleep: ask once more, when that is known
             pause_s = self._pace.after_error()
             self.put(Answer(result, sent, took_s, wait_s, pause_s))
             return (result if worth_waiting(result.error, met=self.met) else None), pause_s

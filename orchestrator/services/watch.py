@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.core.errors import JobLost
-from orchestrator.core.schedule import SLEEP_GAP_S, wake_pause_s
+from orchestrator.core.schedule import CLOCK_EVERY_S, SLEEP_GAP_S, wake_pause_s
 from orchestrator.core.states import OVER
 from orchestrator.services.follow import Answer, Follower, Wishes
 from orchestrator.services.logfeed import LogFeed
@@ -28,8 +28,6 @@ from orchestrator.services.wait import first_line, worth_waiting
 
 if TYPE_CHECKING:
     from orchestrator.services.session import Session
-
-CLOCK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
