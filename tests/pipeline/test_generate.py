@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import threading
 from pathlib import Path
@@ -169,9 +170,8 @@ def test_a_server_that_dies_half_way_is_said_and_nothing_is_lost(host: Host) -> 
         ran = host.run(
             "generate", *arguments(host.folder, server, "--max-retries", 0, "--concurrency", 4), expect=1
         )
-    assert ran.last.startswith(
-        "StepError: Connection refused: the server has not answered 20 requests in a row"
-    )
+    # Twenty in a row, and what was under way beside the last of them.
+    assert re.match(r"StepError: Connection refused: the server has not answered 2[0-3] requests in a row", ran.last)
     assert len(rows(host.folder)) == 20
 
 
