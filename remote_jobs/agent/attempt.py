@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from remote_jobs import protocol
-from remote_jobs.agent import procs
+from remote_jobs.agent import procs, side
 from remote_jobs.agent.jobdir import JobDir, write_json
 from remote_jobs.agent.logfile import LogFile
 from remote_jobs.agent.markers import Markers
@@ -82,7 +82,6 @@ class Attempt:
         self.env: Dict[str, str] = {}
         self.patch_hash: Optional[str] = None
         self.oom_kills_before: Optional[int] = None
-        self.side_pids: Sequence[int] = ()
         self.markers = Markers()
         self._wanted_text = b""
         self._text_seen = False
@@ -264,7 +263,7 @@ class Attempt:
             supervisor=os.getpid(),
             sessions=[self.process.pid],
             recorded=self.recorded.values(),
-            exclude=self.side_pids,
+            exclude=side.unreaped(),
         )
         rows = procs.table() if others else {}
         foreign: set[int] = set()

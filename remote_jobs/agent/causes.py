@@ -4,8 +4,9 @@ notifications, the laptop's `wait`, `status` and `logs` must name the same step.
 
 from __future__ import annotations
 
-import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from remote_jobs.agent.times import seconds_between
 
 FAILED = ("failed", "lost")
 SERVICE_FELT_S = 60.0
@@ -39,8 +40,5 @@ def _ended(step: Mapping[str, Any]) -> str:
 
 
 def _felt(step: Mapping[str, Any], service: Mapping[str, Any]) -> bool:
-    try:
-        apart_s = [time.mktime(time.strptime(_ended(one)[:19], "%Y-%m-%dT%H:%M:%S")) for one in (step, service)]
-    except (OverflowError, ValueError):
-        return False
-    return apart_s[1] - apart_s[0] <= SERVICE_FELT_S
+    apart_s = seconds_between(_ended(step), _ended(service))
+    return apart_s is not None and apart_s <= SERVICE_FELT_S

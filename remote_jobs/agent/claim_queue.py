@@ -9,6 +9,8 @@ import json
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Set, Tuple, Union
 
+from remote_jobs.agent.spans import spans
+
 
 @dataclass
 class Ticket:
@@ -61,9 +63,9 @@ def waiting_for(mine: Ticket, tickets: Sequence[Ticket], free: Set[int]) -> str:
                 holders.setdefault(other.label(mine.user), []).append(index)
     named = {index for indices in holders.values() for index in indices}
     unnamed = [index for index in mine.wants if index not in free and index not in named]
-    parts = ["gpu {} held by {}".format(_ranges(sorted(i)), who) for who, i in sorted(holders.items())]
+    parts = ["gpu {} held by {}".format(",".join(spans(sorted(i))), who) for who, i in sorted(holders.items())]
     if unnamed:
-        parts.append("gpu {} held by an unnamed process".format(_ranges(unnamed)))
+        parts.append("gpu {} held by an unnamed process".format(",".join(spans(unnamed))))
     ahead = [t for t in tickets if t.number < mine.number and not t.held and set(t.wants) & set(mine.wants)]
     if ahead:
         parts.append(
@@ -89,14 +91,6 @@ def wanted(gpus: Union[int, Sequence[int]], host_gpus: Optional[int]) -> Tuple[L
     return list(range(total)), gpus
 
 
-def _ranges(indices: Sequence[int]) -> str:
-    parts: List[List[int]] = []
-    for index in indices:
-        if parts and index == parts[-1][-1] + 1:
-            parts[-1].append(index)
-        else:
-            parts.append([index])
-    return ",".join(str(p[0]) if len(p) == 1 else "{}-{}".format(p[0], p[-1]) for p in parts)
 
 
 def number_of(name: str) -> int:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import stat
 import time
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Optional
 
 from remote_jobs import protocol
 from remote_jobs.agent.jobdir import JobDir, read_json, write_json
@@ -32,6 +32,11 @@ def post(job: JobDir, action: str, args: Mapping[str, Any], key: str = "") -> st
     write_json(os.path.join(_folder(job), request_id + ".json"), record)
     wake(job)
     return request_id
+
+
+def means(name: Optional[str], step: protocol.StepSpec) -> bool:
+    """Does a request that names this step mean that one: itself, a range of the split step so called, or any (None)?"""
+    return name in (None, step.name, (step.part or {}).get("of"))
 
 
 def wake(job: JobDir) -> None:

@@ -98,7 +98,6 @@ class Ending:
 
     def cleaned_up(self, now: float, others: Sequence[Attempt]) -> bool:
         """True when no process of the attempt is left; those that are get TERM, then KILL until they are gone."""
-        self.run.attempt.side_pids = self._boss.side_pids()
         left = self.run.attempt.own_processes(others)
         if not left:
             return True

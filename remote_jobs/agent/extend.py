@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Sequence
 
 from remote_jobs import protocol
-from remote_jobs.agent import recovery
+from remote_jobs.agent import control, recovery
 from remote_jobs.agent.launching import AgentError
 
 MOST_S = 366 * 86400.0
@@ -61,7 +61,7 @@ def check(spec: protocol.JobSpec, state: Mapping[str, Any], events: Sequence[Map
 
 
 def _meant(spec: protocol.JobSpec, step: Any) -> List[str]:
-    return [one.name for one in spec.step_specs() if step in (None, one.name, (one.part or {}).get("of"))]
+    return [one.name for one in spec.step_specs() if control.means(step, one)]
 
 
 def _is_number(value: Any) -> bool:

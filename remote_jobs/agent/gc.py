@@ -7,7 +7,6 @@ the reason.  Deleting is a rename first, so that a broken-off run leaves no half
 
 from __future__ import annotations
 
-import calendar
 import contextlib
 import os
 import re
@@ -21,6 +20,7 @@ from remote_jobs import protocol
 from remote_jobs.agent import procs, reboot
 from remote_jobs.agent.jobdir import JobDir, Layout, Lock, read_json
 from remote_jobs.agent.look import Looker
+from remote_jobs.agent.times import epoch
 
 DAY_S = 86400.0
 OVERLAYS = "overlays"
@@ -97,7 +97,7 @@ class Collector:
             self._running = True
             hint = "; take it up or end it first: orch retry, orch stop" if name == "lost" else ""
             return self._keep("job", job.id, "is {}{}".format(name, hint))
-        ended = _epoch(state.get("ended_at"))
+        ended = epoch(state.get("ended_at"))
         age_s = self._now - (ended if ended is not None else _newest(job.path))
         if age_s < self.older_than_s:
             return self._keep("job", job.id, "ended {} ago".format(_days(age_s)))
@@ -286,7 +286,3 @@ def _days(seconds: float) -> str:
     return "{:.0f} min".format(seconds / 60)
 
 
-def _epoch(text: Any) -> Optional[float]:
-    with contextlib.suppress(TypeError, ValueError):
-        return float(calendar.timegm(time.strptime(str(text)[:19], "%Y-%m-%dT%H:%M:%S")))
-    return None

@@ -218,7 +218,8 @@ class GpuWait:
             self._task = None
 
     def release(self) -> None:
-        """Give the claim back, or the place in the queue."""
+        """Give the claim back, or the place in the queue; a reading under way has nothing to tell any more."""
+        self.cancel()
         if self._queued:
             self._boss.claimer.forget(self._boss.spec.id, self._name)
             self._queued = False

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from remote_jobs import protocol
 from remote_jobs.agent.jobdir import Layout
+from remote_jobs.agent.times import epoch
 
 FILE = "runs.jsonl"
 MARKS = (25, 50, 75)
@@ -259,11 +260,3 @@ def _step_left_s(
     return left * (1 - _SPREAD), left * (1 + _SPREAD)
 
 
-def epoch(text: Any) -> Optional[float]:
-    """Epoch seconds of an ISO UTC time with Z."""
-    import calendar
-
-    try:
-        return float(calendar.timegm(time.strptime(str(text)[:19], "%Y-%m-%dT%H:%M:%S")))
-    except ValueError:
-        return None

@@ -63,7 +63,6 @@ class Facts:
         done = dict(step.done) if step.done else None
         if done and done.get("count"):
             done["count"] = boss.places.filled(done["count"])
-        attempt.side_pids = boss.side_pids()
         left = attempt.own_processes(others)
         return cls(
             log_path=attempt.log.path,

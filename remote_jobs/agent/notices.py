@@ -13,8 +13,9 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from remote_jobs import protocol
-from remote_jobs.agent import causes, history
+from remote_jobs.agent import causes
 from remote_jobs.agent.jobdir import JobDir, read_json, write_json
+from remote_jobs.agent.times import seconds_between
 from remote_jobs.protocol import EventKind
 
 FOLDER = "notify"
@@ -121,7 +122,7 @@ def _step(event: Mapping[str, Any], state: Mapping[str, Any], verdict: Optional[
     onward = "The job goes on with: {}.".format(", ".join(left)) if left else "It was the last one."
     if event.get("kind") == EventKind.STEP_SUCCEEDED.value:
         last = causes.last_attempt(one) or {}
-        took_s = _seconds_between(last.get("started_at"), event.get("at"))
+        took_s = seconds_between(last.get("started_at"), event.get("at"))
         took = "" if took_s is None else ", its last attempt took {}".format(duration(took_s))
         return "finished step {}".format(name), ["Step {} has succeeded{}.".format(name, took), onward, "orch status " + _ID]
     lost = [str(item["name"]) for item in steps if name in (item.get("needs") or [])]
@@ -159,7 +160,7 @@ def _to_do(verdict: Optional[Mapping[str, Any]]) -> str:
 
 
 def _after(state: Mapping[str, Any], event: Mapping[str, Any]) -> str:
-    took_s = _seconds_between(state.get("started_at"), event.get("at"))
+    took_s = seconds_between(state.get("started_at"), event.get("at"))
     return "" if took_s is None else " after {}".format(duration(took_s))
 
 
@@ -179,11 +180,6 @@ def _last_verdict(state: Mapping[str, Any], step: Any) -> Optional[Dict[str, Any
             if isinstance(attempt.get("verdict"), dict):
                 return dict(attempt["verdict"])
     return None
-
-
-def _seconds_between(start: Any, end: Any) -> Optional[float]:
-    first, last = history.epoch(start), history.epoch(end)
-    return None if first is None or last is None else max(0.0, last - first)
 
 
 # ------------------------------------------------------------------------------------------------------------- records

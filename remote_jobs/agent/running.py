@@ -189,11 +189,9 @@ class Run:
         self._write_record(exit_status=self.attempt.exit_status, ended_at=utc_now())
 
     def _climb(self, now: float, others: Sequence[Attempt]) -> None:
-        attempt = self.attempt
-        attempt.side_pids = self._boss.side_pids()
-        signum = attempt.climb(now, others)
+        signum = self.attempt.climb(now, others)
         if signum is not None:
-            self._emit(EventKind.STOP_SENT, signal=procs.signal_name(signum), reason=attempt.stop_reason)
+            self._emit(EventKind.STOP_SENT, signal=procs.signal_name(signum), reason=self.attempt.stop_reason)
 
     def _look_after_service(self, now: float, terms: Terms) -> None:
         if not terms.needed:
@@ -224,7 +222,6 @@ class Run:
         """Take the stacks of an attempt that is to be ended for standing still; then it is stopped."""
         if self._stacks is not None:
             return
-        self.attempt.side_pids = self._boss.side_pids()
         folder, alive, secrets = self.attempt.dir, self.attempt.own_processes(others), self._boss.secret_values()
         self._suspicion = (kind, reason)
         self._stacks = SideTask(

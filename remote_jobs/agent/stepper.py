@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
 from remote_jobs import protocol
-from remote_jobs.agent import ending, fewer_gpus, incident, judge, policy, ready, recovery
+from remote_jobs.agent import causes, ending, fewer_gpus, incident, judge, policy, ready, recovery
 from remote_jobs.agent.attempt import Attempt
 from remote_jobs.agent.gpu_wait import GpuWait
 from remote_jobs.agent.running import Run, Terms
@@ -26,8 +26,6 @@ IDLE, WAITING, RUNNING, JUDGING, CLEANUP, BACKOFF, DONE = (
     "idle", "waiting", "running", "judging", "cleanup", "backoff", "done",
 )  # fmt: skip
 
-SERVICE_FELT_S = 60.0
-"""A step that failed this short before its service was seen to die most likely failed of that."""
 NEEDS_EVERY_S = 0.5
 UNTIL_BACK = "waits until the service it needs is back"
 _FAST_START_S = 5.0
@@ -183,16 +181,12 @@ class Stepper:
         """End a step, before its next attempt, that can never start again or that nobody needs any more."""
         for other in self._unmet():
             if other.mode == DONE:
-                self._skip("step {} {}".format(other.name, other.state))
+                self._end(EventKind.STEP_SKIPPED, reason="step {} {}".format(other.name, other.state))
                 return True
         if self.is_service and not self.needed:
-            self._skip("no step needs it any more")
+            self._end(EventKind.STEP_SKIPPED, reason="no step needs it any more")
             return True
         return False
-
-    def _skip(self, reason: str) -> None:
-        self.gpus.cancel()
-        self._end(EventKind.STEP_SKIPPED, reason=reason)
 
     def _wait_for_gpus(self) -> None:
         self.gpus.begin()
@@ -200,13 +194,11 @@ class Stepper:
 
     def _wait_for_needs(self, reason: Optional[str]) -> None:
         self.boss.emit(EventKind.STEP_QUEUED, self.name, reason=reason)
-        self.gpus.cancel()
         self.gpus.release()
         self.mode, self._due = IDLE, 0.0
 
     def _tick_waiting(self, now: float) -> None:
         if self.stop_kind:
-            self.gpus.cancel()
             self._end(EventKind.STEP_STOPPED, reason=self.stop_reason)
             return
         if self._in_vain():
@@ -354,8 +346,7 @@ class Stepper:
 
     def _need_is_down(self) -> bool:
         """A service that may come back; after one that failed for good the step's own failure stands."""
-        needed = [self.boss.by_name[need] for need in self.spec.needs]
-        return any(other.is_service and not other.serving and other.mode != DONE for other in needed)
+        return any(other.is_service and other.mode != DONE for other in self._unmet())
 
     def _end(self, kind: EventKind, **data: Any) -> None:
         self.gpus.release()
@@ -370,7 +361,7 @@ class Stepper:
         if self.mode == RUNNING and run is not None and not run.attempt.stopping:
             run.service_lost = True
             run.attempt.request_stop("service_lost", "the service {} ended".format(service))
-        elif self.mode == BACKOFF and self.history and time.monotonic() - self._failed_at < SERVICE_FELT_S:
+        elif self.mode == BACKOFF and self.history and time.monotonic() - self._failed_at < causes.SERVICE_FELT_S:
             last = str((self.history[-1]["verdict"] or {}).get("class"))
             if last in ("network", "unknown"):  # it noticed before we did: that is no failure of its own
                 self.history.pop()
@@ -389,7 +380,6 @@ class Stepper:
     def give_up(self, verdict: Dict[str, Any]) -> None:
         """Fail a step that may not start any more; one that still waits for others is left to their end."""
         if self.mode in (WAITING, BACKOFF) or (self.mode == IDLE and self.boss.fold.attempts(self.name)):
-            self.gpus.cancel()
             self._end(EventKind.STEP_FAILED, reason=verdict["summary"], verdict=verdict)
 
     def retry_now(self) -> None:

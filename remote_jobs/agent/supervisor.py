@@ -109,7 +109,7 @@ class Supervisor:
 
     def _meant(self, step: Optional[str]) -> List[Stepper]:
         """The steps that a request names: one, the ranges of a split one, or all."""
-        return [one for one in self.steppers if step in (None, one.name, (one.spec.part or {}).get("of"))]
+        return [one for one in self.steppers if control.means(step, one.spec)]
 
     def _obey(self, request: Mapping[str, Any]) -> None:
         args = request.get("args") or {}
@@ -311,13 +311,9 @@ class Supervisor:
 
     # ----------------------------------------------------------------------------------------------------------- end
 
-    def side_pids(self) -> List[int]:
-        """Pids of side tasks: children of ours that are not the job's."""
-        return side.unreaped()
-
     def _all_gone(self) -> bool:
         """End what is left of the job in spite of everything (env -i, setsid): nothing outlives the final event."""
-        left = procs.find_job(self.spec.id, supervisor=os.getpid(), exclude=self.side_pids())
+        left = procs.find_job(self.spec.id, supervisor=os.getpid(), exclude=side.unreaped())
         for proc in left:
             procs.send_signal(proc, signal.SIGKILL)
         return not left

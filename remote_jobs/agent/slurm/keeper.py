@@ -23,6 +23,7 @@ from remote_jobs.agent.jobdir import JobDir, Layout, Lock, lock_holder, read_jso
 from remote_jobs.agent.slurm import arrays, client, queue, submissions, verdicts
 from remote_jobs.agent.slurm.reading import Reading, ask_accounting, find_row, read_queue
 from remote_jobs.agent.slurm.submissions import Submission
+from remote_jobs.agent.times import epoch
 
 EVERY_S = 30.0
 """Seconds between two readings of the queue, unless the inventory says otherwise."""
@@ -247,8 +248,6 @@ def _silent(job: JobDir) -> bool:
     if owner.get("boot_id") == procs.boot_id() and owner.get("pid_ns") == procs.pid_namespace():
         return not held
     with contextlib.suppress(OSError, ValueError, TypeError):
-        from remote_jobs.agent.history import epoch
-
         beat = epoch(read_json(job.state_path).get("beat_at"))
         return beat is None or time.time() - beat > STALE_BEAT_S
     return True

@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Uni
 
 from remote_jobs import protocol
 from remote_jobs.agent.attempt import ladder
+from remote_jobs.agent.spans import spans
 
 SUPERVISOR_ENV = protocol.MARKER_ENV + "_SUPERVISOR"
 SETTLE_S = 60.0
@@ -103,15 +104,6 @@ def _gpu_flags(options: Mapping[str, Any], gpus: int) -> List[str]:
     return ["--gpus-per-node={}".format(gpus)] if gpus > 0 else []
 
 
-def spans(numbers: Sequence[int]) -> List[str]:
-    """Ascending numbers as `sbatch --array` takes them: ``["1-3", "5"]``."""
-    found: List[List[int]] = []
-    for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ["{}-{}".format(*span) if span[0] < span[1] else str(span[0]) for span in found]
 
 
 def gpus_per_node(spec: protocol.JobSpec) -> int:
