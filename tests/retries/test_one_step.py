@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
 
 import pytest
 
 from tests.retries.box import Box, events
+from tests.retries.test_by_hand import forge_boot, lose
 from tests.retries.test_services import service, user
 from tests.support.host_side import Refused
 from tests.support.jobdir import JobDir, alive, kill
@@ -25,11 +27,6 @@ def pids(box: Box, name: str) -> list[int]:
 
 def states(box: Box, job: JobDir) -> list[str]:
     return [box.step(job, index)["state"] for index in (0, 1)]
-
-
-def lose(job: JobDir) -> None:
-    kill(job.supervisor)
-    wait_until(lambda: not job.supervisors(), "the supervisor is gone")
 
 
 def both_run(box: Box) -> None:
@@ -60,6 +57,25 @@ def test_a_stop_of_one_step_of_a_lost_job_is_refused_and_ends_nothing(box: Box) 
     assert alive(pids(box, "b")[0])
     box.control(job, "stop")
     box.hurry(job, "stopped")
+
+
+def test_a_stop_of_one_step_is_final_also_when_the_host_restarts_in_the_middle(box: Box) -> None:
+    hold = "until [ -e go ]; do sleep 0.05; done"
+    job = box.launch(step("a", "trap '' TERM; " + hold, grace_s=60.0), step("b", hold), restart_after_reboot=True)
+    both_run(box)
+    box.control(job, "stop", args={"step": "a"})
+    job.wait_for_kind("stop_sent")
+    lose(job)
+    for pid in job.marked():
+        kill(pid)
+    forge_boot(job)
+    resume = [box.side.python, "-I", "-S", str(box.side.release), "resume", "--root", str(box.root)]
+    subprocess.run(resume, env=box.environment, check=True, timeout=60, stdin=subprocess.DEVNULL)
+    wait_until(lambda: box.step(job)["state"] == "stopped", "a stays stopped")
+    box.release_go()
+    box.hurry(job, "stopped")
+    assert states(box, job) == ["stopped", "succeeded"]
+    assert (len(pids(box, "a")), len(pids(box, "b"))) == (1, 2)
 
 
 def test_a_retry_of_one_step_of_a_lost_job_starts_no_other(box: Box) -> None:

@@ -44,6 +44,22 @@ class Login(HostSide):
         """An agent that finds Slurm."""
         return super().agent(**{"PATH": PATH, **self.cluster.environment, **environment})
 
+    def agent_behind(self, folder: Path, **programs: str) -> Agent:
+        """An agent that finds these shell scripts in ``folder`` (made here) where it looks for Slurm's programs."""
+        folder.mkdir(exist_ok=True)
+        for program, body in programs.items():
+            (folder / program).write_text(f"#!/bin/sh\n{body}\n")
+            (folder / program).chmod(0o755)
+        return self.agent(PATH=f"{folder}:{PATH}")
+
+    def agent_that_misses_an_answer(self, folder: Path) -> Agent:
+        """An agent whose first `sbatch` arrives, and whose answer does not."""
+        timeout = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+        first = f'test -e {folder}/ok || {{ touch {folder}/ok; echo "{timeout}" >&2; exit 1; }}'
+        return self.agent_behind(
+            folder, sbatch=f'/usr/bin/sbatch "$@" || exit 1\ncase "$*" in *--parsable*) {first};; esac'
+        )
+
     def launch(self, agent: Agent, steps: Any, job: str = JOB, **more: Any) -> JobDir:
         """Launch a job."""
         return super().launch(agent, steps, job, **more)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import PATH, Cluster
+from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import JOB, Login, events_of, submissions, until, view
 from tests.support.host_side import Agent, Refused, attempts
 from tests.support.jobdir import JobDir, alive
@@ -79,12 +79,7 @@ def test_one_array_whose_tasks_are_stopped_killed_and_retried_alone(cluster: Clu
 
 def test_a_launch_that_is_interrupted_and_sent_again_makes_one_array(cluster: Cluster, login: Login, tmp_path: Path) -> None:
     """Cut off between two jobs, and while `sbatch` answered: every job is sent again, and there is one array."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    script = folder / "sbatch"
-    script.write_text(f'#!/bin/sh\n/usr/bin/sbatch "$@" || exit 1\ncase "$*" in *--parsable*) test -e {folder}/ok || {{ touch {folder}/ok; echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2; exit 1; }};; esac\n')
-    script.chmod(0o755)
-    agent = login.agent(PATH=f"{folder}:{PATH}")
+    agent = login.agent_that_misses_an_answer(tmp_path / "bin")
     for number in (1, 2, 1, 2):
         launch(login, agent, 10 + number, 3, array_limit=1)
     assert array_rows(cluster, 11) == {}
@@ -106,12 +101,8 @@ def test_a_launch_that_is_interrupted_and_sent_again_makes_one_array(cluster: Cl
 
 def test_a_refused_array_is_submitted_with_what_the_next_launch_says(cluster: Cluster, login: Login, tmp_path: Path) -> None:
     """Slurm refuses the submission though its test passed; the inventory is corrected, the launch typed again."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
     refuse = 'case "$*" in *--test-only*) ;; *--time=9*) echo "sbatch: error: AssocMaxSubmitJobLimit" >&2; exit 1;; esac'
-    (folder / "sbatch").write_text(f'#!/bin/sh\n{refuse}\nexec /usr/bin/sbatch "$@"\n')
-    (folder / "sbatch").chmod(0o755)
-    agent = login.agent(PATH=f"{folder}:{PATH}")
+    agent = login.agent_behind(tmp_path / "bin", sbatch=f'{refuse}\nexec /usr/bin/sbatch "$@"')
     for number in (31, 32):
         launch(login, agent, number, 3, time_limit="9")
     with pytest.raises(Refused, match="AssocMaxSubmitJobLimit") as refused:
@@ -130,13 +121,11 @@ def test_a_refused_array_is_submitted_with_what_the_next_launch_says(cluster: Cl
 
 def test_an_array_that_never_reached_slurm_is_submitted_again_as_one(cluster: Cluster, login: Login, tmp_path: Path) -> None:
     """Not while it may still arrive, and not while Slurm is silent; then every job of it together."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
+    folder, programs = tmp_path / "bin", {}
     for program in ("sbatch", "squeue"):
         lost = f'case "$*" in *--test-only*) ;; *) echo "{program}: error: $(cat {folder}/says)" >&2; exit 1;; esac'
-        (folder / program).write_text(f'#!/bin/sh\nif test -e {folder}/says; then\n{lost}\nfi\nexec /usr/bin/{program} "$@"\n')
-        (folder / program).chmod(0o755)
-    agent = login.agent(PATH=f"{folder}:{PATH}")
+        programs[program] = f'if test -e {folder}/says; then\n{lost}\nfi\nexec /usr/bin/{program} "$@"'
+    agent = login.agent_behind(folder, **programs)
     (folder / "says").write_text("Socket timed out on send/recv operation")
     jobs = [launch(login, agent, number, 3) for number in (21, 22)]
     with pytest.raises(Refused, match="Socket timed out"):

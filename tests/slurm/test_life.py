@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import PATH, Cluster
+from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import JOB, Login, events_of, submissions, until, view
 from tests.support.host_side import Agent, Refused, attempts, ended, look
 from tests.support.waiting import wait_until
@@ -122,12 +122,7 @@ def test_what_slurm_refuses_is_said_and_leaves_nothing(cluster: Cluster, login: 
 
 def test_a_lost_answer_of_sbatch_never_makes_a_second_job(cluster: Cluster, login: Login, tmp_path: Path) -> None:
     """`sbatch` arrives, its answer does not: the same launch again finds the job by its name."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    script = folder / "sbatch"
-    script.write_text(f'#!/bin/sh\n/usr/bin/sbatch "$@" || exit 1\ncase "$*" in *--parsable*) test -e {folder}/ok || {{ touch {folder}/ok; echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2; exit 1; }};; esac\n')
-    script.chmod(0o755)
-    agent = login.agent(PATH=f"{folder}:{PATH}")
+    agent = login.agent_that_misses_an_answer(tmp_path / "bin")
     with pytest.raises(Refused, match="Socket timed out") as refusal:
         login.launch(agent, STAYS)
     assert refusal.value.code == "slurm_unanswered"
@@ -141,17 +136,14 @@ def test_a_lost_answer_of_sbatch_never_makes_a_second_job(cluster: Cluster, logi
 def test_many_looks_ask_slurm_once(cluster: Cluster, login: Login, tmp_path: Path) -> None:
     """The queue is read once for all jobs and all agents of a host, and not again before the interval is over."""
     folder = tmp_path / "bin"
-    folder.mkdir()
-    script = folder / "squeue"
-    script.write_text(f'#!/bin/sh\necho "$@" >>{folder}/asked\nexec /usr/bin/squeue "$@"\n')
-    script.chmod(0o755)
     slurm = {"queue_interval_s": 600, "gres": "gpu"}
-    agent = login.agent(PATH=f"{folder}:{PATH}")
+    counted = {"squeue": f'echo "$@" >>{folder}/asked\nexec /usr/bin/squeue "$@"'}
+    agent = login.agent_behind(folder, **counted)
     with cluster.full():
         for number in range(3):
             login.launch(agent, STAYS, f"{JOB}-{number}", slurm=slurm)
         for _ in range(3):
-            other = login.agent(PATH=f"{folder}:{PATH}")
+            other = login.agent_behind(folder, **counted)
             assert len(other.request("look")["jobs"]) == 3
             other.close()
         assert len((folder / "asked").read_text().splitlines()) == 1
