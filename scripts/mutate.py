@@ -35,7 +35,7 @@ AREAS: dict[str, tuple[str, list[str]]] = {
     "policy": ("remote_jobs/agent/policy.py", ["tests/supervisor/test_policy.py", "tests/supervisor/test_policy_changes.py"]),
     "retry": ("orchestrator/core/retry.py", ["tests/core/test_retry.py"]),
     "verdict": ("remote_jobs/logs/verdict.py", ["tests/logs/test_verdict.py"]),
-    "rules": ("remote_jobs/logs/rules", ["tests/logs/test_rules.py"]),
+    "rules": ("remote_jobs/logs/rules", ["tests/logs/test_rules.py", "tests/logs/test_rule_order.py"]),
 }
 """Area -> its module or package, and the tests that shall notice any change of it."""
 

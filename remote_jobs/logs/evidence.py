@@ -24,7 +24,7 @@ from remote_jobs.logs.rules.context import (
     SERVER_STOPPED,
     WORK,
 )
-from remote_jobs.logs.rules.rule import ALWAYS, GENERIC, HARD, NEVER, SYMPTOM, needles_of
+from remote_jobs.logs.rules.rule import ALWAYS, CATCH_ALL, GENERIC, HARD, NEVER, SYMPTOM, needles_of
 
 TEXT_LIMIT = 2000
 """Characters of a line that rules look at; longer lines keep their start (and end, where messages stand)."""
@@ -143,7 +143,7 @@ def match_rule(body: str) -> Optional[Rule]:
     best_key = (9, 0)
     for entry in _RULES:
         rule = entry.rule
-        key = (1 if GENERIC <= rule.rank <= GENERIC + 1 else 0, rule.rank)
+        key = (1 if GENERIC <= rule.rank <= CATCH_ALL else 0, rule.rank)
         if best is not None and key >= best_key:
             continue
         for needle in entry.needles:

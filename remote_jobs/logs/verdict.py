@@ -17,10 +17,13 @@ from remote_jobs.logs.rules import CLASSES
 from remote_jobs.logs.rules.context import WORK
 from remote_jobs.logs.rules.rule import (
     ALWAYS,
+    CATCH_ALL,
     CAUSE,
+    COLLECTIVE,
     GENERIC,
     HARD,
     NEVER,
+    SEEN_SOFT_KILL,
     SOFT_KILL,
     STRONG_KILL,
     SYMPTOM,
@@ -186,9 +189,9 @@ def _root_cause(findings: List[Finding], around: Circumstances) -> Optional[Find
         for found in earlier:
             if found.rule.rank == STRONG_KILL and found.ends and best.rule.failure_class in {"network", "nccl", "unknown"}:
                 return found
-            soft = found.rule.rank in (SOFT_KILL, SOFT_KILL + 1) and found.rule.failure_class == "killed"
-            generic = GENERIC <= found.rule.rank <= GENERIC + 1 and found.ends and found.clean
-            if generic and SYMPTOM - 1 <= best.rule.rank <= SYMPTOM:
+            soft = found.rule.rank in (SOFT_KILL, SEEN_SOFT_KILL) and found.rule.failure_class == "killed"
+            generic = GENERIC <= found.rule.rank <= CATCH_ALL and found.ends and found.clean
+            if generic and COLLECTIVE <= best.rule.rank <= SYMPTOM:
                 return found  # the rank that raised first; its peers only lost the connection
             if soft and best.rule.failure_class != "killed" and (best.rule.rank >= SYMPTOM or found.ends):
                 return found
@@ -198,7 +201,7 @@ def _root_cause(findings: List[Finding], around: Circumstances) -> Optional[Find
 def _order(found: Finding) -> Tuple[int, int, int, int]:
     rank = found.rule.rank
     # Exceptions known by type only are equals: the first in time wins. So are the CAUSE rules' near ranks.
-    band = GENERIC if GENERIC <= rank <= SOFT_KILL + 1 else CAUSE if CAUSE <= rank < STRONG_KILL else rank
+    band = GENERIC if GENERIC <= rank <= SEEN_SOFT_KILL else CAUSE if CAUSE <= rank < STRONG_KILL else rank
     return (band, 0 if found.ends else 1, 0 if found.clean or band != CAUSE else 1, found.line)
 
 

@@ -74,7 +74,7 @@ CERTAIN = [
     ("abc", {"abc"}), ("^start", {"start"}), ("end$", {"end"}), ("a.cd", {"cd"}), ("ab.cd", {"ab"}), (r"a\d+bc", {"bc"}),
     (r"\bword\b", {"word"}), (r"Errno 12\b", {"errno 12"}), (r"a\.b", {"a.b"}), (r"a\\b", {"a\\b"}), (r"x\(y\)z", {"x(y)z"}),
     # classes
-    ("[abc]long", {"long"}), ("[]x]long", {"long"}), (r"[^\]]long", {"long"}), ("[^]]long", {"long"}), ("[^]x]long", {"long"}),
+    ("[abc]long", {"long"}), ("[]x]long", {"long"}), (r"[^\]]long", {"long"}), ("[^]]long", {"long"}), ("[^]x]long", {"long"}), ("x[^]y]long", {"long"}), ("[A]tail", {"tail"}),
     (r"[\]a]tail", {"tail"}), ("[a^]tail", {"tail"}), ("ab[c]d", {"ab"}), ("[a-z]+", set()), ("[(|]tail", {"tail"}),
     # quantifiers
     ("ab?c", {"a"}), ("ab*", {"a"}), ("abc+d", {"abc"}), ("ab{2}c", {"ab"}), ("A{3}bc", {"bc"}), ("ab{0,1}cde", {"cde"}),

@@ -14,10 +14,15 @@ from remote_jobs.logs.rules import Rule
 from remote_jobs.logs.rules.context import WORK
 from remote_jobs.logs.rules.rule import (
     ALWAYS,
+    BROAD_CAUSE,
+    CATCH_ALL,
     CAUSE,
+    COLLECTIVE,
     GENERIC,
     HARD,
+    LAUNCHER,
     NEVER,
+    SEEN_SOFT_KILL,
     SOFT_KILL,
     STRONG_KILL,
     SYMPTOM,
@@ -123,7 +128,7 @@ def test_what_falls_apart_behind_finished_work_is_no_failure() -> None:
     assert verdict(a(), done_line=11) is None
     assert verdict(a(), done_line=10) == "config"
     assert verdict(generic, done_line=5) is None
-    assert verdict(a("unknown", GENERIC + 1), done_line=5) is None
+    assert verdict(a("unknown", CATCH_ALL), done_line=5) is None
     assert verdict(a("unknown", GENERIC - 1), done_line=5) == "unknown"
     assert verdict(a("nccl"), done_line=5) is None
     assert verdict(a("network"), done_line=5) is None
@@ -277,7 +282,7 @@ def test_native_code_that_gave_up_was_told_why_right_before() -> None:
         assert verdict(a("nccl", rank, line=99, ends=False), gave_up) == "terminate"
     assert verdict(said, a("unknown", GENERIC, line=100, named="raised")) == "raised", "a Python exception says it itself"
     assert verdict(said, a("segfault", GENERIC, line=100, shows_end=ALWAYS)) == "segfault"
-    assert verdict(a("auth", CAUSE + 1, line=98, ends=False, clean=False), a("config", line=99, ends=False), gave_up) == "config"
+    assert verdict(a("auth", BROAD_CAUSE, line=98, ends=False, clean=False), a("config", line=99, ends=False), gave_up) == "config"
     assert verdict(gave_up, a("disk_full", line=100, ends=False)) == "terminate", "not on the same line"
 
 
@@ -287,7 +292,7 @@ def test_a_kill_explains_what_its_peers_then_complain_about(failure_class: str, 
     assert verdict(a("killed", STRONG_KILL), complaint) == ("killed" if wins else failure_class)
     assert verdict(a("killed", STRONG_KILL, ends=False), complaint) == failure_class
     assert verdict(complaint, a("killed", STRONG_KILL, line=21)) == failure_class, "it came later"
-    assert verdict(a("killed", STRONG_KILL + 1), complaint) == failure_class
+    assert verdict(a("killed", LAUNCHER), complaint) == failure_class
     assert verdict(a("auth", CAUSE, clean=False), complaint) == failure_class, "no kill, and not as clear"
     assert verdict(a("killed", STRONG_KILL), a(failure_class, HARD, line=20)) == failure_class
 
@@ -300,8 +305,8 @@ def test_someone_asked_it_to_stop_and_the_rest_is_the_consequence() -> None:
     assert verdict(quiet, a("config", CAUSE, line=20)) == "config"
     assert verdict(quiet, a("nccl", SYMPTOM, line=20)) == "asked"
     assert verdict(quiet, a("nccl", SYMPTOM + 1, line=20)) == "asked"
-    assert verdict(quiet, a("nccl", SYMPTOM - 1, line=20)) == "nccl"
-    assert verdict(a("killed", SOFT_KILL + 1, named="asked"), a("config", line=20)) == "asked"
+    assert verdict(quiet, a("nccl", COLLECTIVE, line=20)) == "nccl"
+    assert verdict(a("killed", SEEN_SOFT_KILL, named="asked"), a("config", line=20)) == "asked"
     assert verdict(a("killed", SOFT_KILL + 2, named="asked"), a("config", line=20)) == "config"
     assert verdict(a("killed", SOFT_KILL - 1, named="asked"), a("config", line=20)) == "config"
     assert verdict(a("auth", SOFT_KILL, named="asked"), a("config", line=20)) == "config"
@@ -311,9 +316,9 @@ def test_someone_asked_it_to_stop_and_the_rest_is_the_consequence() -> None:
 
 def test_the_rank_that_raised_first_before_the_peers_that_lost_it() -> None:
     raised = a("unknown", GENERIC, named="raised")
-    for rank, wins in ((SYMPTOM - 2, False), (SYMPTOM - 1, True), (SYMPTOM, True), (SYMPTOM + 1, False)):
+    for rank, wins in ((COLLECTIVE - 1, False), (COLLECTIVE, True), (SYMPTOM, True), (SYMPTOM + 1, False)):
         assert verdict(raised, a("nccl", rank, line=20)) == ("raised" if wins else "nccl"), rank
-    for rank, wins in ((GENERIC - 1, False), (GENERIC, True), (GENERIC + 1, True), (GENERIC + 2, False)):
+    for rank, wins in ((GENERIC - 1, False), (GENERIC, True), (CATCH_ALL, True), (CATCH_ALL + 1, False)):
         assert verdict(a("unknown", rank, named="raised"), a("nccl", SYMPTOM, line=20)) == ("raised" if wins else "nccl"), rank
     assert verdict(a("unknown", GENERIC, ends=False, named="raised"), a("nccl", SYMPTOM, line=20)) == "nccl"
     assert verdict(a("unknown", GENERIC, clean=False, named="raised"), a("nccl", SYMPTOM, line=20)) == "nccl"
@@ -322,12 +327,12 @@ def test_the_rank_that_raised_first_before_the_peers_that_lost_it() -> None:
 def test_of_equals_the_first_and_of_causes_the_clean_one() -> None:
     assert line_of(a(rank=CAUSE + 4, line=10), a(rank=CAUSE, line=11)) == 10, "near ranks are equals"
     assert line_of(a(rank=STRONG_KILL, line=10), a(rank=CAUSE, line=11)) == 11
-    assert line_of(a(rank=GENERIC, line=10), a(rank=SOFT_KILL + 1, line=11)) == 10
-    for rank in (GENERIC + 1, SOFT_KILL, SOFT_KILL + 1):
+    assert line_of(a(rank=GENERIC, line=10), a(rank=SEEN_SOFT_KILL, line=11)) == 10
+    for rank in (CATCH_ALL, SOFT_KILL, SEEN_SOFT_KILL):
         assert line_of(a(rank=rank, line=10), a(rank=GENERIC, line=11)) == 10
     assert line_of(a(rank=SOFT_KILL + 2, line=10), a(rank=GENERIC, line=11)) == 11
     assert line_of(a(rank=GENERIC, line=10), a(rank=GENERIC - 1, line=11)) == 11
-    assert line_of(a(rank=CAUSE, line=10, clean=False), a(rank=CAUSE + 1, line=11)) == 11
+    assert line_of(a(rank=CAUSE, line=10, clean=False), a(rank=BROAD_CAUSE, line=11)) == 11
     assert line_of(a(rank=GENERIC, line=10, clean=False), a(rank=GENERIC, line=11)) == 10
     assert line_of(a(rank=CAUSE, line=10), a(rank=CAUSE - 1, line=11)) == 11
     assert line_of(a(line=10, ends=False), a(line=11, ends=False, loud=True), exit_status=1) == 10

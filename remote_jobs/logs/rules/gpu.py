@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remote_jobs.logs.rules.rule import AFTER_CHANGE, ALWAYS, HARD, NEVER, SYMPTOM, YES, Rule
+from remote_jobs.logs.rules.rule import AFTER_CHANGE, ALWAYS, COLLECTIVE, HARD, NEVER, SYMPTOM, YES, Rule
 
 _CUDA = "CUDA runtime errors as torch prints them"
 _DRIVER = "NVIDIA driver, NVML, fabric manager"
@@ -133,7 +133,7 @@ RULES = (
          advice="Raise VLLM_ENGINE_READY_TIMEOUT_S (env:) above the load time."),
     Rule("nccl-error", "nccl", r"NCCL error|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclInvalidUsage|ncclInvalidArgument|unhandled (?:system|cuda) error|DistBackendError|NCCL communicator was aborted|NCCL timeout|ncclCommAbort",
          "a collective call failed",
-         "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2021, unhandled system error, NCCL version 2.21.5", _NCCL, rank=SYMPTOM - 1),
+         "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2021, unhandled system error, NCCL version 2.21.5", _NCCL, rank=COLLECTIVE),
     Rule("nccl-remote", "nccl", r"ncclRemoteError|remote process exited or there was a network error|NET/IB.*(?:Got completion|local (?:qp|length|protection)|retry|WC)|ibv_\w+ (?:call )?(?:failed|returned)|transport/net_ib",
          "a peer died or the network between nodes failed",
          "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.", _NCCL, rank=SYMPTOM),
@@ -157,7 +157,7 @@ RULES = (
     Rule("store-lost", "nccl", r"recvValue failed|sendBytes failed|TCPStore.*(?:Broken pipe|Connection reset)|failed to (?:recv|send), got 0 bytes|Failed to check the .should dump. flag",
          "the store of rank 0 is gone: rank 0 ended first",
          "recvValue failed on SocketImpl(fd=87, addr=[localhost]:51000, remote=[localhost]:29500): failed to recv, got 0 bytes", "torch TCPStore",
-         rank=SYMPTOM, shows_end=NEVER, teardown_noise=True),
+         rank=SYMPTOM, shows_end=NEVER),
     Rule("custom-allreduce", "nccl", r"custom_all_reduce.*(?:error|failed)|cudaIpc\w+.*(?:failed|error)|CUDA error: peer (?:access|mapping)|invalid device context.*p2p",
          "peer access between GPUs failed", "RuntimeError: CUDA error: peer access is not supported between these two devices", _CUDA,
          retry=AFTER_CHANGE, advice="Start with --disable-custom-all-reduce or NCCL_P2P_DISABLE=1, and check PCIe ACS and IOMMU settings."),

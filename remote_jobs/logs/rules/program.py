@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remote_jobs.logs.rules.rule import ALWAYS, CAUSE, GENERIC, NEVER, WRAPPER, YES, Rule
+from remote_jobs.logs.rules.rule import ALWAYS, BROAD_CAUSE, CATCH_ALL, GENERIC, NEVER, WRAPPER, YES, Rule
 
 _VLLM = "vLLM 0.11-0.33"
 _HF = "transformers, datasets, accelerate, peft"
@@ -152,13 +152,13 @@ RULES = (
          "a module lacks a name that is asked for (another version)", "ImportError: cannot import name 'LlamaFlashAttention2' from 'transformers.models.llama.modeling_llama'", _PY),
     Rule("import-needs", "import_error", r"ImportError: .*(?:requires|needs|not (?:installed|found)|Please (?:install|run)|pip install)|PackageNotFoundError|Using `.*` requires|`?\w+`? is not installed|library is (?:not|missing)|please install|the package \w+ seems to be not installed",
          "an optional package is needed", "ImportError: Using `bitsandbytes` 4-bit quantization requires the latest version of bitsandbytes: `pip install -U bitsandbytes`", _HF),
-    Rule("import-error", "import_error", r"^(?:ImportError|ModuleNotFoundError)\b", "an import failed", "ImportError: libfoo", _PY, rank=CAUSE + 2),
+    Rule("import-error", "import_error", r"^(?:ImportError|ModuleNotFoundError)\b", "an import failed", "ImportError: libfoo", _PY, rank=BROAD_CAUSE),
     # ------------------------------------------------------------------------------------------------------------- files
     Rule("no-such-file", "missing_file", r"FileNotFoundError|\[Errno 2\]|NotADirectoryError|\[Errno 20\]|IsADirectoryError|: No such file or directory$|No such file or directory \(2\)|No such file or directory \(os error 2\)|cannot access '.*': No such|No such file or directory: '|does not exist: ?'?/|NoSuchKey|NoSuchBucket",
-         "a file or folder is not there", "FileNotFoundError: [Errno 2] No such file or directory: '/srv/app/config/run.yaml'", _PY, rank=CAUSE + 1),
+         "a file or folder is not there", "FileNotFoundError: [Errno 2] No such file or directory: '/srv/app/config/run.yaml'", _PY, rank=BROAD_CAUSE),
     Rule("no-weights", "missing_file", r"Cannot find any model weights with|no file named .*(?:model|pytorch_model|adapter)|Error no file named|Can't (?:find|load) (?:a )?(?:valid )?(?:checkpoint|tokenizer|the model|'?config)|checkpoint .{0,80}(?:not found|does not exist|could not be found)|Can't find '?\w+_config\.json|No (?:valid )?checkpoints? found|couldn't find .{0,60}(?:file|directory)|DataFilesNotFoundError|DatasetNotFoundError|Unable to find '|doesn't exist on the Hub|(?:[Ff]ile|[Pp]ath|[Dd]irectory|[Ff]older|[Dd]ataset) .{0,120}(?:does not exist|doesn't exist|not found)|is not a (?:valid )?(?:file|directory|folder)",
          "a model, data set or checkpoint is not where it was looked for",
-         "RuntimeError: Cannot find any model weights with `/data/models/qwen`", _VLLM, rank=CAUSE + 1),
+         "RuntimeError: Cannot find any model weights with `/data/models/qwen`", _VLLM, rank=BROAD_CAUSE),
     # ------------------------------------------------------------------------------------- exceptions known by type only
     Rule("pydantic", "config", r"\d+ validation errors? for \w+",
          "a setting has a wrong value or name", "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig", "pydantic", rank=GENERIC),
@@ -169,10 +169,10 @@ RULES = (
          "a server refused a request as wrong", "openai.BadRequestError: Error code: 400 - {'error': {'message': 'max_tokens must be at least 1'}}", "openai, requests, httpx, aiohttp", rank=GENERIC),
     Rule("timeout-error", "network", r"^(?:[\w.]+\.)?(?:TimeoutError|TimeoutExpired|Timeout)\b|\[Errno 110\]|timed out after \d+", "something took longer than it was given", "TimeoutError: The operation timed out", _PY, rank=GENERIC, retry=YES),
     Rule("python-exception", "unknown", r"^(?P<type>(?:[A-Za-z_]\w*\.)*(?:Exception|[A-Z]\w*(?:Error|Exception|Interrupt|Failure|Fault|Died|Timeout|Expired)))\b(?::|$)",
-         "an exception that no rule knows", "mypkg.CustomError: something odd", _PY, rank=GENERIC + 1, retry="after_change"),
+         "an exception that no rule knows", "mypkg.CustomError: something odd", _PY, rank=CATCH_ALL, retry="after_change"),
     Rule("assertion", "unknown", r"^AssertionError$|^AssertionError: ", "an assertion failed", "AssertionError", _PY, rank=GENERIC, retry="after_change"),
     Rule("terminate-called", "unknown", r"terminate called after throwing an instance of|terminate called without an active exception|Aborted \(core dumped\)|^Aborted\b|\bSIGABRT\b|exitcode\s*:? ?-6\b",
-         "C++ code gave up", "terminate called after throwing an instance of 'c10::Error'", "libstdc++", rank=GENERIC + 1, shows_end=ALWAYS, teardown_noise=True, retry=YES),
+         "C++ code gave up", "terminate called after throwing an instance of 'c10::Error'", "libstdc++", rank=CATCH_ALL, shows_end=ALWAYS, teardown_noise=True, retry=YES),
     Rule("panic", "unknown", r"thread '.*' panicked at|^panic: |pyo3_runtime\.PanicException", "Rust or Go code gave up", "thread '<unnamed>' panicked at src/lib.rs:12:5:", "Rust, Go", rank=GENERIC, shows_end=NEVER),
     # ---------------------------------------------------------------------------------------------------------- wrappers
     Rule("vllm-init-wrapper", "unknown", r"Engine core initialization failed|WorkerProc initialization failed|WorkerProc failed to start|EngineCore failed to start|Engine process failed to start",

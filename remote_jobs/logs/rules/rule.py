@@ -16,14 +16,24 @@ HARD = 0
 """Rank of proofs from below the program (kernel, driver, container): they outrank whatever the program says."""
 CAUSE = 10
 """Rank of a specific cause, named by the program that met it."""
+BROAD_CAUSE = 11
+"""Rank of a cause that a broad text names: read where no specific rule speaks for the line, and then its equal."""
 STRONG_KILL = 15
 """Rank of the proof that a process was killed from outside (-9): above what its peers then complain about."""
+LAUNCHER = 16
+"""Rank of a launcher's word that a rank ended by a signal: it saw the end, not the reason."""
+COLLECTIVE = 19
+"""Rank of the error of a collective itself: says more than what its peers print."""
 SYMPTOM = 20
 """Rank of what peers of a dead or hung process print: a cause only when nothing better is there."""
 GENERIC = 30
 """Rank of an exception that is known by its type alone."""
+CATCH_ALL = 31
+"""Rank of an exception that no rule knows: read last, and then an equal of those known by type."""
 SOFT_KILL = 32
 """Rank of "someone asked us to stop" (TERM, HUP, INT): wins over later complaints, never over earlier ones."""
+SEEN_SOFT_KILL = 33
+"""Rank of such an end as another process tells it."""
 WRAPPER = 50
 """Rank of lines that only say that something else failed."""
 
