@@ -17,7 +17,7 @@ NEAR_END = 0.5
 SLEEP_GAP_S = 5.0
 """Wall clock ahead of the monotonic clock by more than this: the laptop slept (or its clock was set forward)."""
 CLOCK_EVERY_S = 1.0
-"""How often a watch compares the two clocks: a sleep is known this long after it at the latest."""
+"""How often a watch compares the two clocks when nobody asks: a sleep is known this long after it at the latest."""
 WAKE_SPREAD_S = 3.0
 JITTER = 0.2
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.schedule import CLOCK_EVERY_S, SLEEP_GAP_S, wake_pause_s
+from orchestrator.core.schedule import wake_pause_s
 from orchestrator.core.states import OVER
 from orchestrator.services.logfeed import LogFeed
 from orchestrator.services.look import HostLook, look
@@ -76,6 +76,7 @@ class Follower:
         jobs: these; None: whatever is active there.
         wishes: shared by all followers.
         put: takes each answer, and an exception when nothing more will come.
+        woke_mono: tells when this laptop last woke up.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class Follower:
         jobs: Sequence[str] | None,
         wishes: Wishes,
         put: Callable[[Answer | BaseException], None],
+        woke_mono: Callable[[], float],
     ) -> None:
         self.session, self.host, self.jobs, self.wishes, self.put = session, host, jobs, wishes, put
+        self._woke_mono = woke_mono
         self.met = False
         """This host has answered before."""
         self._pace = Pace(session, host, cap_s=wishes.interval_s)
@@ -95,7 +98,6 @@ class Follower:
         self._active: list[str] | None = None
         self._resting = False
         self._sent_mono = float("-inf")
-        self._woke_mono = float("-inf")
 
     def start(self) -> None:
         """Begin to look."""
@@ -109,11 +111,6 @@ class Follower:
     def hurry(self, *, after_s: float = 0.0) -> None:
         """Look now (or a little later), whatever the long poll does."""
         threading.Thread(target=self._aside, args=(after_s,), name=f"look-{self.host}", daemon=True).start()
-
-    def woke(self) -> None:
-        """This laptop has slept: what a look says that began before is no news of the host."""
-        self._woke_mono = time.monotonic()
-        self.hurry(after_s=wake_pause_s())
 
     # -------------------------------------------------------------------------------------------------- the thread
 
@@ -176,16 +173,14 @@ class Follower:
     ) -> tuple[HostLook | None, float]:
         """One look, handed on; (None, 0) when this host is not to be asked again."""
         feed = self._with_log(request)
-        sent, ahead_s = time.monotonic(), time.time() - time.monotonic()
-        self._sent_mono = sent
+        sent = self._sent_mono = time.monotonic()
         result = look(self.session, self.host, seen=dict(seen), wait_s=wait_s, **request)
         took_s = time.monotonic() - sent
         if self._stopped.is_set():
             return None, 0.0
         if result.error is not None:
-            slept = time.time() - time.monotonic() - ahead_s > SLEEP_GAP_S
-            if slept or sent < self._woke_mono:
-                return result, CLOCK_EVERY_S + wake_pause_s()  # from before the sleep: ask once more, when that is known
+            if sent < self._woke_mono():
+                return result, wake_pause_s()  # it began before the sleep, which broke it: no news of the host
             pause_s = self._pace.after_error()
             self.put(Answer(result, sent, took_s, wait_s, pause_s))
             return (result if worth_waiting(result.error, met=self.met) else None), pause_s

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,13 +15,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.core.errors import JobLost
-from orchestrator.core.schedule import CLOCK_EVERY_S, SLEEP_GAP_S, wake_pause_s
+from orchestrator.core.schedule import CLOCK_EVERY_S, wake_pause_s
 from orchestrator.core.states import OVER
 from orchestrator.services.follow import Answer, Follower, Wishes
 from orchestrator.services.logfeed import LogFeed
 from orchestrator.services.look import HostLook, remember, remembered_view
 from orchestrator.services.outcome import exit_status, worst
 from orchestrator.services.resolve import FoundJob
+from orchestrator.services.sleep import SleepClock
 from orchestrator.services.views import HostView, WatchView
 from orchestrator.services.wait import first_line, worth_waiting
 
@@ -77,8 +77,9 @@ class Watch:
             self.view.hosts[name] = HostView(name)
         self.wishes.hosts = len(self.view.hosts)
         self._answers: queue.Queue[Answer | _Woke | BaseException] = queue.Queue()
+        self._clock = SleepClock(self._woke)
         self._followers = {
-            name: Follower(session, name, self._asked.get(name), self.wishes, self._answers.put)
+            name: Follower(session, name, self._asked.get(name), self.wishes, self._answers.put, self._clock.woke_mono)
             for name in self.view.hosts
         }
         self._stop = threading.Event()
@@ -253,14 +254,13 @@ class Watch:
             updates.append(Update(host, job=row.id))
         return updates
 
-    # ------------------------------------------------------------------------------------------------ the clock's thread
+    # --------------------------------------------------------------------------------- the clock's thread and the hosts'
 
     def _watch_clock(self) -> None:
-        """Notice that this laptop slept: the wall clock went on and the monotonic one did not."""
-        ahead_s = time.time() - time.monotonic()
         while not self._stop.wait(CLOCK_EVERY_S):
-            before_s, ahead_s = ahead_s, time.time() - time.monotonic()
-            if ahead_s - before_s > SLEEP_GAP_S:
-                self._answers.put(_Woke(ahead_s - before_s))
-                for follower in self._followers.values():
-                    follower.woke()
+            self._clock.woke_mono()
+
+    def _woke(self, slept_s: float) -> None:
+        self._answers.put(_Woke(slept_s))
+        for follower in self._followers.values():
+            follower.hurry(after_s=wake_pause_s())
