@@ -111,7 +111,7 @@ def _moved(name: str, value: float, how: Mapping[str, Any]) -> Union[int, float,
     """Value after one change, or None when nothing is left to change.
 
     A bound stops a change and never turns it around: a value beyond its bound stays.  Only a stated `min`, or
-    `mul: 0`, takes a positive value down to 0.
+    `mul: 0`, takes a positive value down to 0, and only a stated `min` goes on from there.
     """
     least, most = float(how.get("min", -math.inf)), float(how.get("max", math.inf))
     factor = float(how.get("mul", 1.0))
@@ -125,7 +125,7 @@ def _moved(name: str, value: float, how: Mapping[str, Any]) -> Union[int, float,
         unit = _UNITS.get(name, 1) if new >= _UNITS.get(name, 1) else 1
         new = (math.floor if down else math.ceil)(new / unit) * unit
         new = int(min(max(new, least), most))
-    if new <= 0 < value and "min" not in how and factor != 0:
+    if new <= 0 <= value and "min" not in how and factor != 0:
         return None
     return new if (new < value if down else new > value) else None
 

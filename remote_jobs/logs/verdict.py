@@ -198,11 +198,11 @@ def _root_cause(findings: List[Finding], around: Circumstances) -> Optional[Find
     return best
 
 
-def _order(found: Finding) -> Tuple[int, int, int, int]:
+def _order(found: Finding) -> Tuple[int, int, int]:
     rank = found.rule.rank
     # Exceptions known by type only are equals: the first in time wins. So are the CAUSE rules' near ranks.
     band = GENERIC if GENERIC <= rank <= SEEN_SOFT_KILL else CAUSE if CAUSE <= rank < STRONG_KILL else rank
-    return (band, 0 if found.ends else 1, 0 if found.clean or band != CAUSE else 1, found.line)
+    return (band, 0 if found.clean or band != CAUSE else 1, found.line)
 
 
 def _stale(found: Finding, findings: List[Finding], around: Circumstances) -> bool:

@@ -105,7 +105,10 @@ def test_work_goes_on_behind_it_so_it_was_no_end() -> None:
     later = a(shows_end=ALWAYS, activity=50)
     assert verdict(later, activity=50 + 3 * WORK - 1) == "config"
     assert verdict(later, activity=50 + 3 * WORK) is None
-    assert verdict(a(activity=50), activity=50 + TALKS_ON - 1) == "config"
+    for before in (1, 7, 50):
+        assert verdict(a(activity=before), activity=before + TALKS_ON - 1) == "config"
+        assert verdict(a(activity=before), activity=before + TALKS_ON) is None
+        assert verdict(a(activity=before), activity=before + TALKS_ON + 1) is None
 
 
 def test_the_kernels_word_outlives_more_work() -> None:
@@ -119,6 +122,8 @@ def test_the_kernels_word_outlives_more_work() -> None:
 def test_an_end_that_many_lines_follow_was_none() -> None:
     assert verdict(a(), last_line=410) == "config"
     assert verdict(a(), last_line=411) is None
+    assert verdict(a(line=300), last_line=700) == "config"
+    assert verdict(a(line=300), last_line=701) is None
     for rank in (WRAPPER, WRAPPER + 1):
         assert verdict(a("unknown", rank, named="launcher"), last_line=411) == "launcher", "launchers print much when they give up"
 
@@ -163,6 +168,7 @@ def test_last_words() -> None:
     assert said("network", line=96, loud=True) is None, "side services fail over the network without anybody minding"
     assert said(rank=STRONG_KILL - 1, line=99) == "disk_full"
     assert said(rank=STRONG_KILL, line=99) is None
+    assert said(shows_end=ALWAYS, line=99) == "disk_full"
     assert said(rank=SYMPTOM, line=99, loud=True) is None
     assert said("nccl", SYMPTOM, line=99, loud=True) == "nccl"
     assert said("port_in_use", SYMPTOM, line=99, loud=True) is None
@@ -170,6 +176,7 @@ def test_last_words() -> None:
     assert said("nccl", SYMPTOM, line=99) is None
     assert said(line=99, activity=5, now=5 + WORK - 1) == "disk_full"
     assert said(line=99, activity=5, now=5 + WORK) is None
+    assert said(line=99, activity=5, now=6 + WORK) is None
     assert said(line=99, handled=True) is None
     assert said(line=99, shows_end=NEVER) is None
     old = a(line=1, ends=False, named="old")
@@ -284,6 +291,7 @@ def test_native_code_that_gave_up_was_told_why_right_before() -> None:
     assert verdict(said, a("segfault", GENERIC, line=100, shows_end=ALWAYS)) == "segfault"
     assert verdict(a("auth", BROAD_CAUSE, line=98, ends=False, clean=False), a("config", line=99, ends=False), gave_up) == "config"
     assert verdict(gave_up, a("disk_full", line=100, ends=False)) == "terminate", "not on the same line"
+    assert verdict(said, a("waiting_for_input", line=100, shows_end=ALWAYS)) == "waiting_for_input", "that says it itself"
 
 
 @pytest.mark.parametrize(("failure_class", "wins"), [("network", True), ("nccl", True), ("unknown", True), ("config", False)])
@@ -339,9 +347,11 @@ def test_of_equals_the_first_and_of_causes_the_clean_one() -> None:
 
 
 def test_what_much_healthy_work_followed_is_not_the_cause() -> None:
-    old, end = a("disk_full", line=1, activity=3), a("unknown", GENERIC, line=50, activity=3 + STALE_ACTIVITY)
-    assert verdict(old, end, exit_status=1) == "disk_full"
-    assert verdict(old, end._replace(activity=4 + STALE_ACTIVITY), exit_status=1) == "unknown"
+    for before in (3, 11, 100):
+        old, end = a("disk_full", line=1, activity=before), a("unknown", GENERIC, line=50, activity=before + STALE_ACTIVITY)
+        assert verdict(old, end, exit_status=1) == "disk_full"
+        assert verdict(old, end._replace(activity=before + STALE_ACTIVITY + 1), exit_status=1) == "unknown"
+    end = end._replace(activity=3 + STALE_ACTIVITY)
     hard = a("gpu_hardware", HARD, line=1)
     assert verdict(hard, end._replace(activity=4 + STALE_ACTIVITY), exit_status=1) == "gpu_hardware"
     said = a("disk_full", line=1, ends=False, activity=3)

@@ -80,6 +80,9 @@ def test_changes_without_a_word_from_the_plan(uses: str, klass: str, params: dic
         ({"p": {"mul": 0.57}}, {"p": 100}, {"p": 57}),
         ({"p": {"mul": 0.5}, "q": {"add": 1}}, {"p": 1, "q": 1}, {"q": 2}),  # half of one is not none
         ({"p": {"add": -0.5}}, {"p": 0.25}, {}),
+        ({"p": {"add": -1}}, {"p": 0}, {}),  # -1 often means no limit at all
+        ({"p": {"add": -1, "min": -1}}, {"p": 0}, {"p": -1}),
+        ({"p": {"add": -1}}, {"p": -5}, {"p": -6}),
         ({"p": {"mul": 0}}, {"p": 8}, {"p": 0}),
         ({"total_seq_len": {"mul": 0.5}}, {"total_seq_len": 200}, {"total_seq_len": 100}),
         ({"max_num_batched_tokens": {"add": 100}}, {"max_num_batched_tokens": 1024}, {"max_num_batched_tokens": 1280}),
@@ -122,6 +125,7 @@ SAYS = "the estimated maximum model length is {}. Try increasing `gpu_memory_uti
         (["20480"], {"max_model_len": 20480}, {}),
         (["9000", "20480", "10000"], {}, {"max_model_len": 10000}),  # the last word
         (["9000", "10000", "9000"], {"max_model_len": 9000}, {}),
+        (["9000", "10000"], {"max_model_len": 9000}, {"max_model_len": 10000}),
         (["0"], {}, {}),
         ([], {}, {}),
     ],
