@@ -51,6 +51,9 @@ MARKER_ENV = "ORCH_JOB"
 """Every process of a job carries this variable, with the job id as its value."""
 MARKER_LINE = "::orch "
 """Steps report by lines that start with this text, followed by one JSON object."""
+MAX_COUNT = 1 << 53
+"""Larger counts are not meant; JSON readers in other languages hold none of them exactly (RFC 8259, section 6)."""
+MAX_PHASE_NAME = 100
 DEFAULT_ROOT = "~/.orchestrator"
 
 
@@ -250,6 +253,32 @@ T = TypeVar("T")
 
 class ProtocolVersionError(ValueError):
     """Bytes written by another version of orch that this one cannot read."""
+
+
+def read_marker(text: str) -> Optional[Dict[str, Any]]:
+    """What a step says of itself: {phase, state[, done][, total]}, of which only what can be meant; None: nothing.
+
+    Args:
+        text: what stands behind `MARKER_LINE`. Any program can print any text there.
+    """
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(said, dict) or not isinstance(said.get("phase"), str):
+        return None
+    state = said.get("state")
+    marker: Dict[str, Any] = {"phase": _whole(said["phase"]), "state": _whole(state) if isinstance(state, str) else ""}
+    for key in ("done", "total"):
+        count = said.get(key)
+        if isinstance(count, (int, float)) and not isinstance(count, bool) and 0 <= count <= MAX_COUNT:
+            marker[key] = count
+    return marker
+
+
+def _whole(text: str) -> str:
+    """The beginning of a name, without half characters (a lone surrogate can be written in JSON, not in UTF-8)."""
+    return text[:MAX_PHASE_NAME].encode("utf-8", "replace").decode("utf-8")
 
 
 def check_version(record: Mapping[str, Any], what: str) -> None:

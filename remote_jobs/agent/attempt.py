@@ -10,7 +10,9 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
+import traceback
 from datetime import datetime, timezone
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -83,6 +85,8 @@ class Attempt:
         self.patch_hash: Optional[str] = None
         self.oom_kills_before: Optional[int] = None
         self.markers = Markers()
+        self.unreadable: Optional[str] = None
+        """What went wrong when the log was read, from when on no bars and phases are known."""
         self._wanted_text = b""
         self._text_seen = False
         self._text_tail = b""
@@ -169,12 +173,25 @@ class Attempt:
         updates: List[Any] = []
         for chunk in self.log.new_chunks():
             self.last_log_mono = time.monotonic()
-            updates.extend(self.follower.feed(chunk))
             self._search(chunk)
+            if self.unreadable is None:
+                updates.extend(self._understand(chunk))
+        return updates
+
+    def _understand(self, chunk: bytes) -> List[Any]:
+        """Bars, phases and markers of a piece of the log. Whatever a program prints, and whatever we make of it, it runs on."""
+        try:
+            updates: List[Any] = self.follower.feed(chunk)
             self.markers.feed(chunk)
-        if updates:
-            self._note_bar_progress()
-            self._clock.take(self.follower.snapshot()["phases"], time.monotonic(), time.time())
+            if updates:
+                self._note_bar_progress()
+                self._clock.take(self.follower.snapshot()["phases"], time.monotonic(), time.time())
+        except Exception as exc:
+            traceback.print_exc()
+            sys.stderr.flush()
+            self._follower = None
+            self.unreadable = "{}: {}".format(type(exc).__name__, exc)[:200]
+            return []
         return updates
 
     def snapshot(self) -> Dict[str, Any]:

@@ -200,7 +200,8 @@ def saved_training_step(output: str) -> int:
     for pattern in ("*/training_state.json", "*/*/training_state.json"):
         for path in glob.iglob(os.path.join(output, pattern)):
             with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-                newest = max(newest, int(read_json(path).get("global_step") or 0))
+                step = int(read_json(path).get("global_step") or 0)
+                newest = max(newest, step if step <= protocol.MAX_COUNT else 0)
     return newest
 
 

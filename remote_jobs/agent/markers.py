@@ -5,10 +5,9 @@ Standard library only; bounded memory.
 
 from __future__ import annotations
 
-import json
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
-from remote_jobs.protocol import MARKER_LINE
+from remote_jobs.protocol import MARKER_LINE, read_marker
 
 _PREFIX = MARKER_LINE.encode("ascii")
 _MAX_LINE_BYTES = 8192
@@ -21,7 +20,7 @@ class Markers:
     def __init__(self) -> None:
         self._rest = b""
         self._at_line_start = True
-        self._newest: Dict[Any, Dict[str, Any]] = {}
+        self._newest: Dict[Tuple[str, str], Dict[str, Any]] = {}
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the log; a marker stands alone at the start of its line."""
@@ -48,12 +47,12 @@ class Markers:
         self._rest = tail if self._at_line_start else b""
 
     def _take(self, raw: bytes) -> None:
-        try:
-            marker = json.loads(raw.decode("utf-8"))
-        except ValueError:
+        marker = read_marker(raw.decode("utf-8", "replace"))
+        if marker is None:
             return
-        if isinstance(marker, dict) and len(self._newest) < _MAX_PHASES:
-            self._newest[(marker.get("phase"), marker.get("state"))] = marker
+        key = (marker["phase"], marker["state"])
+        if key in self._newest or len(self._newest) < _MAX_PHASES:
+            self._newest[key] = marker
 
     def newest(self) -> List[Dict[str, Any]]:
         """Newest marker of each phase and state."""
@@ -61,9 +60,5 @@ class Markers:
 
     def work_done(self) -> int:
         """Largest `done` of any phase but those that load: samples, steps or checkpoints."""
-        counts = [
-            int(marker["done"])
-            for marker in self.newest()
-            if isinstance(marker.get("done"), int) and not str(marker.get("phase", "")).startswith("load")
-        ]
-        return max(counts, default=0)
+        counts = [marker.get("done", 0) for marker in self.newest() if not marker["phase"].startswith("load")]
+        return int(max(counts, default=0))

@@ -85,6 +85,7 @@ class Run:
         self._suspicion: Tuple[str, str] = ("", "")
         self._phases: Dict[str, str] = {}
         self._phase_events = 0
+        self._told_unreadable = False
         self._argv: List[str] = []
 
     @property
@@ -154,6 +155,7 @@ class Run:
             self.progressed = True
             self.forecasts.take(attempt.snapshot()["bars"], now)
             self._report_phases()
+        self._tell_unreadable()
         attempt.scan(now)
         attempt.log.enforce_limit()
         if terms.stop is not None and not attempt.stopping:
@@ -187,6 +189,12 @@ class Run:
         self.attempt.scan(now, force=True)
         self._report_phases()
         self._write_record(exit_status=self.attempt.exit_status, ended_at=utc_now())
+
+    def _tell_unreadable(self) -> None:
+        if self.attempt.unreadable is not None and not self._told_unreadable:
+            self._told_unreadable = True
+            text = "orch does not understand this log ({}, see supervisor.log): no bars and phases any more; the step goes on"
+            self._emit(EventKind.NOTE, text=text.format(self.attempt.unreadable))
 
     def _climb(self, now: float, others: Sequence[Attempt]) -> None:
         signum = self.attempt.climb(now, others)

@@ -44,9 +44,9 @@ _COUNTER = re.compile(
     re.IGNORECASE,
 )
 _PERCENT_COUNTER = re.compile(
-    r"(?P<label>[A-Za-z][\w .()-]{2,60}?):\s+(?P<percent>\d{1,3})%\s\((?P<done>\d+)/(?P<total>\d+)\)"
+    r"(?P<label>[A-Za-z][\w .()-]{2,60}?):\s+(?P<percent>\d{1,3})%\s\((?P<done>\d{1,15})/(?P<total>\d{1,15})\)"
 )
-_METRIC_STEP = re.compile(r"\bglobal_step=(?P<done>\d+)\b")
+_METRIC_STEP = re.compile(r"\bglobal_step=(?P<done>\d{1,15})\b")
 
 
 class BarUpdate(NamedTuple):
@@ -79,15 +79,22 @@ class BarUpdate(NamedTuple):
         }
 
 
+MAX_COUNT_DIGITS = 15
+"""Longer counts are not meant."""
+MAX_SECONDS = 10**9
+"""Thirty years: times beyond are not meant, and no clock could be set to them."""
+
+
 @lru_cache(maxsize=4096)
 def seconds_of(clock: bytes, days: Optional[bytes] = None) -> Optional[int]:
-    """Seconds of ``1:02:03`` or ``26:40``; None for ``?`` and ``-:--:--``."""
+    """Seconds of ``1:02:03`` or ``26:40``; None for ``?`` and ``-:--:--``, and for times that are not meant."""
     if not clock[:1].isdigit():
         return None
     total = 0
     for part in clock.split(b":"):
         total = total * 60 + int(part[:12] or 0)
-    return total + 86400 * int(days[:6] if days else 0)
+    total += 86400 * int(days[:12] if days else 0)
+    return total if total <= MAX_SECONDS else None
 
 
 def _number(digits: bytes, suffix: bytes) -> Optional[int]:
@@ -95,8 +102,10 @@ def _number(digits: bytes, suffix: bytes) -> Optional[int]:
     if len(text) > 24 or text.count(b".") > 1:
         return None
     if suffix:
-        return round(float(text) * _SUFFIX[suffix])
-    return int(float(text)) if b"." in text else int(text)
+        number = round(float(text) * _SUFFIX[suffix])
+    else:
+        number = int(float(text)) if b"." in text else int(text)
+    return number if number < 10**MAX_COUNT_DIGITS else None
 
 
 def _seconds_per_item(rate: Optional[bytes], unit: bytes) -> Tuple[bool, Optional[float]]:
@@ -112,11 +121,15 @@ def _seconds_per_item(rate: Optional[bytes], unit: bytes) -> Tuple[bool, Optiona
         return False, None
     value = float(text)
     if flat is None:
-        return True, value * (_SUFFIX.get(per.group("suffix"), 1.0) if per is not None else 1.0)
+        return True, _meant(value * (_SUFFIX.get(per.group("suffix"), 1.0) if per is not None else 1.0))
     suffix = flat.group("suffix")
     if suffix and _SCALED_UNIT.match(flat.group("unit")):
         value *= _SUFFIX[suffix]
-    return True, (round(1.0 / value, 6) if value > 0 else None)
+    return True, (_meant(round(1.0 / value, 6)) if value > 0 else None)
+
+
+def _meant(s_per_item: float) -> Optional[float]:
+    return s_per_item if 0 <= s_per_item <= MAX_SECONDS else None
 
 
 class _Left(NamedTuple):
@@ -207,7 +220,7 @@ class WriterCache:
 # The form that nearly all updates have, in one go: label, percentage, bar or "Completed |", counts, clock, rate.
 PLAIN = re.compile(
     rb"(?P<label>[^|%\[\]\x1b]*?)(?P<percent>\d{1,3})%(?:\|[^|]*\|| Completed \|) *"
-    rb"(?P<done>\d+)/(?P<total>\d+) \[(?P<elapsed>[\d:]+)<(?P<remaining>[\d:]+|\?), *(?P<rate>\?|\d+(?:\.\d+)?)"
+    rb"(?P<done>\d{1,15})/(?P<total>\d{1,15}) \[(?P<elapsed>[\d:]+)<(?P<remaining>[\d:]+|\?), *(?P<rate>\?|\d{1,9}(?:\.\d{1,15})?)"
     rb"(?P<unit>s/it|it/s)(?P<rest>(?:, [^\]]*)?\] *)$"
 )
 
@@ -221,14 +234,14 @@ def read_plain(match: "re.Match[bytes]", line: int, seg: int, head: bytes, cache
         if unit == b"s/it":
             s_per_item = value
         elif value > 0:
-            s_per_item = round(1.0 / value, 6)
+            s_per_item = _meant(round(1.0 / value, 6))
     worker, pid = cache.writer(head or label)
     return BarUpdate(
         line,
         seg,
         cache.label(label),
-        int(done[:24]),
-        int(total[:24]),
+        int(done),
+        int(total),
         int(percent),
         seconds_of(elapsed),
         None if remaining == b"?" else seconds_of(remaining),

@@ -5,16 +5,16 @@ profiling, graph capture and warm-up. Each row of the table says which text star
 ends when a later one of the same flow starts. The texts are those of vLLM 0.11 to 0.33, speculators 0.3 to 0.9,
 transformers' Trainer and torchrun (see the facts about log formats).
 
-Must not import anything but the standard library; no I/O.
+Must not import anything but the standard library and `protocol`; no I/O.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, Dict, List, NamedTuple, Optional
 
-MARKER = "::orch "
+from remote_jobs.protocol import MARKER_LINE, read_marker
+
 START = "start"
 END = "end"
 DONE_AT_ONCE = "at once"
@@ -106,6 +106,13 @@ ANCHORS = (
 that a bar's first state shows (`0%`): each new bar is looked at anyway."""
 
 
+def _seconds(text: Optional[str]) -> Optional[float]:
+    """A duration as printed, or None when it is none that can be meant."""
+    if not text or text.count(".") > 1 or text == "." or len(text) > 12:
+        return None
+    return float(text)
+
+
 class Phase:
     """A stretch of an attempt."""
 
@@ -148,8 +155,8 @@ class PhaseTracker:
 
     def take(self, text: str, line: int) -> bool:
         """Look at one line; True when a phase changed."""
-        if text.startswith(MARKER):
-            return self._marker(text[len(MARKER) :], line)
+        if text.startswith(MARKER_LINE):
+            return self._marker(text[len(MARKER_LINE) :], line)
         for rule, pattern in _COMPILED:
             if rule.needle not in text:
                 continue
@@ -157,7 +164,7 @@ class PhaseTracker:
             if match is None:
                 continue
             took = match.groupdict().get("took")
-            took_s = float(took) if took and took.count(".") <= 1 and took != "." else None
+            took_s = _seconds(took)
             if rule.effect == START:
                 return self._start(rule.phase, line)
             if rule.effect == END:
@@ -199,21 +206,17 @@ class PhaseTracker:
         return True
 
     def _marker(self, text: str, line: int) -> bool:
-        try:
-            record = json.loads(text)
-        except (ValueError, RecursionError):
+        marker = read_marker(text)
+        if marker is None:
             return False
-        if not isinstance(record, dict) or not isinstance(record.get("phase"), str):
-            return False
-        name = record["phase"][:100]
-        state = record.get("state")
+        name, state = marker["phase"], marker["state"]
         changed = self._start(name, line)
         phase = self._open(name)
         if phase is None:
             return changed
-        kept = {key: record[key] for key in ("done", "total") if isinstance(record.get(key), (int, float))}
-        if kept:
-            phase.progress = {**(phase.progress or {}), **kept}
+        counts: Dict[str, Any] = {key: marker[key] for key in ("done", "total") if key in marker}
+        if counts:
+            phase.progress = {**(phase.progress or {}), **counts}
         if state in ("done", "failed"):
             self._end(name, line, None)
             phase.state = state

@@ -15,6 +15,7 @@ from remote_jobs.logs import eta
 from remote_jobs.logs.bars import (
     ANCHOR,
     COUNTER_ANCHOR,
+    MAX_SECONDS,
     PLAIN,
     Bar,
     BarTracker,
@@ -157,7 +158,7 @@ class BarReader:
         run = self._run
         if run is None:
             return False
-        done = int(plain.group("done")[:24])
+        done = int(plain.group("done"))
         same = plain.group("label") == run.label and plain.group("total") == run.total and segment.head == run.head
         if not same or done < run.done:
             return False
@@ -176,13 +177,14 @@ def _forecast(bar: Bar, usual: Optional[eta.History]) -> Optional[eta.Forecast]:
     samples = bar.samples
     if samples[-1] != (float(update.elapsed_s), update.done) and update.done >= samples[-1][1]:
         samples = [*samples, (float(update.elapsed_s), update.done)]
-    return eta.forecast(
+    forecast = eta.forecast(
         samples,
         update.total,
         printed_s_per_item=update.s_per_item,
         history=usual,
         last_is_smaller=update.label.endswith("shards"),
     )
+    return forecast if forecast is not None and forecast.high_s <= MAX_SECONDS else None
 
 
 def bar_json(bar: Bar, usual: Optional[eta.History] = None) -> Dict[str, Any]:

@@ -48,7 +48,8 @@ def test_carriage_returns_only(stage: Stage) -> None:
     job = launch(stage, "python3 {files}/bar.py")
 
     def last_bar() -> object:
-        bars = stage.laptop.status(job)["steps"][0]["attempts"][0]["bars"]
+        attempts = stage.laptop.status(job)["steps"][0]["attempts"]
+        bars = attempts[0]["bars"] if attempts else []
         return bars and bars[-1]["done"] == 20000 and bars[-1]["total"] == 20000
 
     wait_until(last_bar, "the bar stands at 20000 of 20000", every_s=0.2)

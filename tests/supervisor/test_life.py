@@ -9,10 +9,12 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.host_side import HostSide, Refused, attempts, ended, log_text, look, pythons
+from orchestrator.core.answers import check_record
+from tests.support.host_side import Agent, HostSide, Refused, attempts, ended, log_text, look, pythons
 from tests.support.jobdir import alive, environment, kill
 from tests.support.waiting import wait_until
 
@@ -27,7 +29,56 @@ def step(name: str, run: str, **more: object) -> dict[str, object]:
     return {"name": name, "run": run, "retry": {"attempts": 1}, **more}
 
 
+def newest(agent: Agent, job: str, **fields: object) -> list[dict[str, Any]]:
+    """The newest attempt of the first step, once there is one."""
+    found: list[dict[str, Any]] = look(agent, job, **fields)["state"]["steps"][0]["attempts"][-1:]
+    return found
+
+
 # ------------------------------------------------------------------------------------------------------ how it ends
+
+
+STRANGE_LINES = [
+    '{"phase": ["x"], "state": "progress"}', '{"phase": "p", "state": {}}', '{"phase": {"a": 1}}', '["phase"]', "null", "{", "",
+    "[" * 3900, "[" * 60000, '{"phase": "a", "state": "progress", "done": 36893488147419103232}', '{"phase": "a", "done": 1e999}',
+    '{"phase": "a", "done": NaN, "total": -Infinity}', '{"phase": "a", "done": true}', '{"phase": "a", "done": -1, "total": []}',
+    '{"phase": "\\ud800", "state": "start"}', '{"phase": "' + "y" * 5000 + '"}', '{"phase": "a", "done": ' + "9" * 5000 + "}",
+]  # fmt: skip
+"""Behind `::orch `: what no step of ours prints, and any program may."""
+STRANGE_BARS = [
+    f"x: 50%|##   | {'9' * 30}/{'9' * 40} [{'9' * 30}:00<{'9' * 30}:00, {'9' * 400}s/it]",
+    f"x: 50%|##   | 1/{'9' * 20} [00:01<00:01, 0.{'0' * 300}1it/s]",
+    "x: 50%|##   | 5/10 [999999999 days, 00:01<999999999 days, 00:01, 1e999s/it]",
+    f"x: 50%|##   | 1/{'9' * 15} [9999999:00<00:01, 999999999s/it]",
+    f"Loading files: 10% ({'9' * 100}/{'9' * 101})",
+    f"global_step={'9' * 100}",
+    f"Loading weights took {'9' * 400} seconds",
+]
+
+
+def test_nothing_that_a_program_prints_ends_it_or_spoils_its_record(host: HostSide) -> None:
+    (host.work / "lines").write_text("".join([*(f"::orch {line}\n" for line in STRANGE_LINES), *(f"{bar}\n" for bar in STRANGE_BARS)]))
+    agent = host.agent()
+    job = host.launch(agent, "cat lines; until [ -e go ]; do sleep 0.03; done; cat lines; exit 3")
+    wait_until(lambda: any(attempt.get("bars") for attempt in newest(agent, job.id)), "the lines were read")
+    check_record(job.id, look(agent, job.id))
+    assert alive(job.main)
+    (host.work / "go").touch()
+    assert ended(job) == "failed"
+    assert attempts(agent, job.id) == [("failed", 3)]
+    check_record(job.id, look(agent, job.id))
+    assert not [event for event in job.events() if event["kind"] == "note"]
+
+
+def test_a_mistake_in_our_own_reading_of_a_log_does_not_end_the_step(host: HostSide) -> None:
+    reader = host.release / "remote_jobs" / "agent" / "markers.py"
+    reader.write_text(reader.read_text().replace("def feed(", "def feed(self, chunk):\n        raise KeyError('x')\n\n    def _feed("))
+    job = host.launch(host.agent(), "echo one; until [ -e go ]; do sleep 0.03; done; echo two")
+    wait_until(lambda: job.kinds().count("note") == 1, "it is noted")
+    (host.work / "go").touch()
+    assert ended(job) == "succeeded"
+    [note] = [event["data"]["text"] for event in job.events() if event["kind"] == "note"]
+    assert note.startswith("orch does not understand this log (KeyError: 'x', see supervisor.log)")
 
 
 @pytest.mark.parametrize(
@@ -487,7 +538,7 @@ def test_the_process_table_shows_the_job(host: HostSide) -> None:
     agent = host.agent()
     job = host.launch(agent, "sleep 61 & wait")
     wait_until(lambda: len(job.marked()) == 2, "main and child run")
-    attempt = look(agent, job.id, processes=True)["state"]["steps"][0]["attempts"][0]
+    [attempt] = wait_until(lambda: newest(agent, job.id, processes=True), "the attempt is in the job's state")
     commands = [process["command"] for process in attempt["processes"]]
     assert any("sleep 61" in command for command in commands)
     assert {"pid", "ppid", "user", "state", "cpu_pct", "rss_mib", "command"} <= set(attempt["processes"][0])
@@ -499,7 +550,7 @@ def test_the_first_look_knows_what_a_process_has_used(host: HostSide) -> None:
     job.wait_for_kind("attempt_started")
     main = job.main
     wait_until(lambda: sum(map(int, Path(f"/proc/{main}/stat").read_text().split()[13:15])) >= 20, "it has used 0.2 s")
-    attempt = look(host.agent(), job.id, processes=True)["state"]["steps"][0]["attempts"][0]
+    [attempt] = wait_until(lambda: newest(host.agent(), job.id, processes=True), "the attempt is in the job's state")
     (host.work / "enough").touch()
     assert attempt["processes"][0]["cpu_pct"] > 1
 
