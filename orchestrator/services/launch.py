@@ -15,6 +15,7 @@ from orchestrator.core.errors import (
     ConfigError,
     GateClosed,
     HostRefused,
+    JobLost,
     OrchError,
     PreflightFailed,
     UsageError,
@@ -22,7 +23,7 @@ from orchestrator.core.errors import (
 from orchestrator.core.split import expand, for_ranges, one_after_another
 from orchestrator.core.times import iso
 from orchestrator.services import notify
-from orchestrator.services.look import job_view, remember
+from orchestrator.services.look import job_view, look, remember
 from orchestrator.services.secrets import resolve_secrets
 from orchestrator.services.upload import HashedFile, Progress, hash_file, upload
 from remote_jobs.protocol import JOB_TERMINAL
@@ -114,12 +115,13 @@ def make_ready(session: Session, prepared: Prepared, wanted: Wanted, progress: P
     """Everything on the host that comes before the start: release, files, checks.
 
     Raises:
-        PreflightFailed: a check failed. HostError: the host could not be reached or refused. Nothing was started, and
+        PreflightFailed: a check failed. JobLost: a lost job of this plan still runs. HostError: the host could not be reached or refused. Nothing was started, and
             unless the launch was resumed nothing is remembered of it.
     """
     try:
         agent = session.agent(prepared.host)
         prepared.spec["release"] = agent.hello()["release"]
+        meet_twin(session, prepared, wanted)
         upload(agent, prepared.files, progress)
         if wanted.preflight:
             _preflight(session, prepared, wait_gate=bool(wanted.wait_gate_s))
@@ -243,21 +245,34 @@ def load_for(
     return loaded, [name]
 
 
-def _tell_of_twin(session: Session, spec: dict[str, Any], host: str) -> None:
-    """Two jobs of one plan share a workdir: that is allowed, and said."""
-    for row in session.ledger.jobs(host):
-        state = str((row.view or {}).get("state"))
-        if (
-            row.confirmed
-            and row.plan_sha256 == spec["plan_sha256"]
-            and row.view
-            and state not in JOB_TERMINAL
-        ):
-            session.say(
-                f"orch: {row.id} of this very plan was {state} when last seen, with the same workdir; this starts another "
-                f"(orch status {row.id}; --new says it is meant)"
+def meet_twin(session: Session, prepared: Prepared, wanted: Wanted) -> None:
+    """Two jobs of one plan share a workdir: that is allowed, and said; but not beside one that nobody looks after.
+
+    Raises:
+        JobLost: processes of such a job still run.
+    """
+    spec, host = prepared.spec, prepared.host
+    if wanted.new or prepared.resumed:
+        return
+    rows = [row for row in session.ledger.jobs(host) if row.confirmed and row.plan_sha256 == spec["plan_sha256"]]
+    known = [row.id for row in rows if row.view and str(row.view.get("state")) not in JOB_TERMINAL]
+    if not known:
+        return
+    for view in look(session, host, jobs=known[:1]).jobs:
+        remember(session, [view])
+        job, state = view["id"], view["state"]
+        left = (view["lost"] or {}).get("processes") or []
+        if left:
+            raise JobLost(
+                f"nothing was started: {job} of this very plan is lost ({view['lost']['reason']}), "
+                f"and a second copy would run beside it in the same workdir",
+                f"orch retry {job} goes on with it, orch stop {job} ends it; or launch all the same with --new",
             )
-            return
+        if state not in JOB_TERMINAL:
+            session.say(
+                f"orch: {job} of this very plan is {state}, with the same workdir; this starts another "
+                f"(orch status {job}; --new says it is meant)"
+            )
 
 
 def prepare(
@@ -291,8 +306,6 @@ def prepare(
             name=loaded.plan.name,
             created_at=spec["created_at"],
         )
-        if not wanted.new:
-            _tell_of_twin(session, spec, host)
     return Prepared(loaded, host, spec, prepared.files, secrets, intent is not None)
 
 

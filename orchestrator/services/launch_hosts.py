@@ -23,6 +23,7 @@ from orchestrator.services.launch import (
     launch_on,
     load_for,
     make_ready,
+    meet_twin,
     prepare,
     read_plan,
     send,
@@ -165,6 +166,7 @@ def launch_spread(
                 one.spec["release"] = ready[one.host].spec["release"]
                 for step, checked in zip(one.spec["steps"], ready[one.host].spec["steps"], strict=True):
                     step["exports"] = checked.get("exports") or {}
+                meet_twin(session, one, wanted)
             else:
                 make_ready(session, one, wanted, progress)
                 ready[one.host] = one

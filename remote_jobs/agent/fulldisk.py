@@ -34,6 +34,12 @@ class FullDisk:
         self._since: Optional[str] = None
         self._said = 0
 
+    @property
+    def full(self) -> bool:
+        """It is, or was a moment ago, and something of the job was writing."""
+        free = free_bytes(self._boss.job.path)
+        return self._since is not None or (free is not None and free < FULL_BYTES)
+
     def tick(self, now: float) -> None:
         """Look when it is time; never raises for what a disk does."""
         if now < self._due or self._said >= MOST:

@@ -44,6 +44,7 @@ class Facts:
     marker_progress: int
     oom_kills_before: Optional[int]
     started_mono: float
+    log_disk_full: bool = False
     stop_verdict: Optional[Dict[str, Any]] = None
     """What the attempt was stopped for (a hang, a prompt); it stands, whatever the program made of the signal."""
     secrets: List[str] = field(default_factory=list)
@@ -79,6 +80,7 @@ class Facts:
             marker_progress=attempt.work_done(),
             oom_kills_before=attempt.oom_kills_before,
             started_mono=attempt.started_mono,
+            log_disk_full=boss.usage.disk.full,
             stop_verdict=hang_verdict if attempt.stop_kind == "hang" else None,
             secrets=boss.secret_values(),
             left=left,
@@ -149,7 +151,23 @@ def _verdict(facts: Facts, counted: Optional[int]) -> Optional[Dict[str, Any]]:
         return None
     if failure is None:
         failure = unknown_verdict("exit status {} and no cause in the log".format(facts.exit_status))
-    return _with_kernel_evidence(failure, facts)
+    return _with_full_disk(_with_kernel_evidence(failure, facts), facts)
+
+
+def _with_full_disk(failure: Dict[str, Any], facts: Facts) -> Dict[str, Any]:
+    """What no log explains became of its own log's disk: a program that prints ends when a line cannot be written."""
+    if failure.get("class") != "unknown" or failure.get("root_cause") or not facts.log_disk_full:
+        return failure
+    text = "the file system of {} was full when the program ended".format(facts.log_path)
+    return {
+        **failure,
+        "class": "disk_full",
+        "retry": "after_change",
+        "signature": "log_disk_full",
+        "summary": "the disk of the job's own log was full: what could not print ended",
+        "advice": "free room on the disk of orch's root (orch gc shows what old jobs hold there), or move `root`; or print less (log_limit)",
+        "evidence": [*(failure.get("evidence") or []), text],
+    }
 
 
 def _with_kernel_evidence(failure: Dict[str, Any], facts: Facts) -> Dict[str, Any]:

@@ -264,13 +264,14 @@ class Looker:
         """Mark a state object as lost and say what still runs."""
         booted_elsewhere = bool(state.get("boot_id")) and state["boot_id"] != procs.boot_id()
         left: List[procs.Proc] = []
-        main_alive = False
+        main_alive = under_way = False
         for index, (step, item) in enumerate(zip(spec.step_specs(), state["steps"]), start=1):
             newest = item["attempts"][-1] if item["attempts"] else None
             if item["state"] in protocol.STEP_TERMINAL:
                 continue
             if newest is not None and newest["state"] not in protocol.ATTEMPT_TERMINAL:
                 newest["state"] = "lost"
+                under_way = True
                 recorded = recovery.recorded_processes(job, index, step.name, newest["n"])
                 main_alive = main_alive or any(procs.is_alive(process) for process in recorded)
                 left += recovery.left_running(job, index, step, newest["n"])
@@ -288,9 +289,11 @@ class Looker:
         elif left and not any(item["attempts"] for item in state["steps"]):
             reason = "the supervisor was killed while it started the job; {} process(es) run".format(len(left))
         elif left:
-            reason = "the supervisor and the job's main process were killed; {} process(es) still run".format(len(left))
+            reason = "the supervisor was killed; the job's main process is gone too, {} process(es) still run".format(len(left))
+        elif under_way:
+            reason = "the supervisor was killed; nothing of the job runs any more, how it ended is not known"
         else:
-            reason = "the supervisor and the job's processes were killed"
+            reason = "the supervisor was killed while no step was running"
         rows = procs.CpuMeter().rows(left[:50], time.monotonic())
         return {"reason": reason, "main_alive": main_alive, "boot_changed": booted_elsewhere, "processes": rows}
 

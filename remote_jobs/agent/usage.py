@@ -54,7 +54,7 @@ class UsageKeeper:
         self._task: Optional[SideTask] = None
         self._due: Optional[float] = None
         self._path = boss.job.at(FILE)
-        self._disk = FullDisk(boss)
+        self.disk = FullDisk(boss)
 
     def _held(self) -> List[int]:
         held: List[int] = []
@@ -65,7 +65,7 @@ class UsageKeeper:
 
     def tick(self, now: float) -> None:
         """Take a reading when one is due. Never blocks; never raises for what a disk or a driver does."""
-        self._disk.tick(now)
+        self.disk.tick(now)
         if self._task is not None:
             if not self._task.ready():
                 return

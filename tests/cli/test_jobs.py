@@ -496,12 +496,32 @@ def test_a_second_job_of_a_plan_that_still_runs_is_said(host: Host) -> None:
     first = host.start(plan)
     again = host.quick("launch", plan, expect=0)
     assert again.out.strip() != first
-    assert f"{first} of this very plan was" in again.err
+    assert f"{first} of this very plan is running" in again.err or f"{first} of this very plan is queued" in again.err
     meant = host.quick("launch", plan, "--new", expect=0)
     assert first not in meant.err
     for job in (first, again.out.strip(), meant.out.strip()):
         host.quick("stop", job, "--wait", expect=0)
     assert "of this very plan" not in host.quick("launch", plan, "--set", "work.run='true'", expect=0).err
+
+
+def test_no_second_copy_beside_a_lost_job_that_still_runs(host: Host) -> None:
+    plan, _ = host.plan({"name": "work", "run": "exec sleep 300"})
+    first = host.start(plan)
+    job = host.job(first)
+    job.wait_for_kind("attempt_started")
+    before = set(os.listdir(host.root / "jobs"))
+    kill(job.supervisor)
+    again = host.quick("launch", plan, expect=5)
+    assert "nothing was started" in again.err
+    assert f"orch retry {first}" in again.err
+    assert again.one_screen
+    assert set(os.listdir(host.root / "jobs")) == before
+    second = host.quick("launch", plan, "--new", expect=0).out.strip()
+    host.quick("stop", second, "--wait", expect=0)
+    host.quick("stop", first, expect=0)
+    third = host.quick("launch", plan, expect=0)
+    assert "of this very plan" not in third.err
+    host.quick("stop", third.out.strip(), "--wait", expect=0)
 
 
 def test_what_stop_answers_is_remembered_and_its_time_limit_is_of_wait(host: Host) -> None:
@@ -513,7 +533,7 @@ def test_what_stop_answers_is_remembered_and_its_time_limit_is_of_wait(host: Hos
     refused = host.quick("retry", first, expect=3).err
     assert f"wait until it has stopped: orch wait {first}" in refused
     again = host.quick("launch", plan, expect=0)
-    assert f"{first} of this very plan was stopping when last seen" in again.err
+    assert f"{first} of this very plan is stopping" in again.err
     host.quick("stop", again.out.strip(), "--wait", expect=0)
     host.quick("wait", first, expect=1)
 

@@ -152,6 +152,18 @@ def killed_while_full(stage: Stage, fill: Callable[[bool], None]) -> None:
     stage.laptop.run("wait", job.id, expect=0)
 
 
+def test_a_program_that_fills_the_disk_of_its_log(tmp_path: Path) -> None:
+    """Its own lines fill the disk, and it dies of that: the verdict says so instead of trying again."""
+    step = {"run": "exec yes", "files": []}
+    disk = tmp_path / "disk"
+    with small_disk(disk, DISK_MIB), Stage(tmp_path / "stage", step=step, root=disk / "root", entry={"allow_tmpfs": True}) as stage:
+        job = stage.launch("--no-preflight")
+        stage.laptop.run("wait", job.id, expect=1)
+        why = stage.laptop.run("why", job.id, "--json").json
+        assert why["verdict"]["class"] == "disk_full"
+        assert len(why["attempts"]) == 1
+
+
 TABLE = (
     release, spec, blob, running, final_record, final_record_without_reserve, control, killed_while_full,
 )  # fmt: skip

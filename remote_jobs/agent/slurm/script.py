@@ -29,10 +29,14 @@ def job_name(job: str, n: Union[int, str]) -> str:
     return "orch-{}.{}".format(job, n)
 
 
+_HEAD = "#!/bin/sh\n# Written by orch: {}.\ntrap '' USR1 USR2\numask 077\ncd /\n"
+"""Slurm may send the signal of a near limit up to a minute early, and to a supervisor that is not up yet: not its end."""
+
+
 def batch_script(argv: Sequence[str]) -> str:
     """The script: it becomes the supervisor, so that a signal to the batch script is a signal to the supervisor."""
     command = " ".join(shlex.quote(word) for word in argv)
-    return "#!/bin/sh\n# Written by orch: runs the job's supervisor in the allocation.\numask 077\ncd /\nexec {}\n".format(command)
+    return _HEAD.format("runs the job's supervisor in the allocation") + "exec {}\n".format(command)
 
 
 def array_script(argv: Sequence[str], tasks: Mapping[int, Tuple[str, str]]) -> str:
@@ -47,8 +51,8 @@ def array_script(argv: Sequence[str], tasks: Mapping[int, Tuple[str, str]]) -> s
         for number, (job, output) in sorted(tasks.items())
     )
     return (
-        "#!/bin/sh\n# Written by orch: every task of the array runs the supervisor of one job.\numask 077\ncd /\n"
-        'case "$SLURM_ARRAY_TASK_ID" in\n{}*) exit 64 ;;\nesac\nexport {}="$job"\nexec {} "$job" >>"$output" 2>&1\n'
+        _HEAD.format("every task of the array runs the supervisor of one job")
+        + 'case "$SLURM_ARRAY_TASK_ID" in\n{}*) exit 64 ;;\nesac\nexport {}="$job"\nexec {} "$job" >>"$output" 2>&1\n'
     ).format(cases, SUPERVISOR_ENV, " ".join(shlex.quote(word) for word in argv))
 
 
