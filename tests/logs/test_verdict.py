@@ -220,6 +220,7 @@ def test_nan_explains_a_death_that_nothing_better_explains() -> None:
     assert verdict(a("nccl", WRAPPER), **nan) == "nan-metrics"
     assert verdict(a("nccl", WRAPPER - 1), **nan) == "nccl"
     assert verdict(a("config"), **nan) == "config"
+    assert verdict(a("waiting_for_input"), **nan) == "waiting_for_input"
 
 
 @pytest.mark.parametrize("text", ["[1.2] Out of memory: Killed process 7", "oom-kill:constraint=CONSTRAINT_MEMCG", "memory.events: oom_kill 1"])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from remote_jobs import protocol
@@ -116,6 +120,18 @@ def test_the_command_line_of_sbatch() -> None:
     assert script.gpus_per_node(spec(together)) == 5
     assert "--gres=gpu:h100:5" in script.sbatch_argv(spec(together, gres="gpu:h100"), "n", "s", "o")
     assert "--gres=gpu:2,nvme" in script.sbatch_argv(spec(together, gres="gpu:2,nvme"), "n", "s", "o")
+
+
+def test_a_signal_before_the_supervisor_is_up_does_not_end_the_job(tmp_path: Path) -> None:
+    """Slurm may send the signal of a near limit a minute early: to a Python that has no handler yet."""
+    file = tmp_path / "script"
+    file.write_text(script.batch_script(["sh", "-c", "echo up; read line; echo over"]))
+    with subprocess.Popen(["sh", str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            process.send_signal(number)
+        assert process.communicate("go\n")[0] == "over\n"
+    assert process.returncode == 0
 
 
 def test_node_lists_and_gpus_of_an_allocation() -> None:
