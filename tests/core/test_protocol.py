@@ -219,3 +219,21 @@ def test_protocol_imports_nothing_but_the_standard_library() -> None:
         for alias in node.names
     }
     assert names <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"phase": "p", "state": "progress", "done": 1, "total": 2}', {"phase": "p", "state": "progress", "done": 1, "total": 2}),
+        ('{"phase": "p", "done": 0.5, "other": 7}', {"phase": "p", "state": "", "done": 0.5}),
+        ('{"phase": "p", "state": 3, "done": true, "total": "9"}', {"phase": "p", "state": ""}),
+        ('{"phase": "p", "done": 0, "total": 9007199254740992}', {"phase": "p", "state": "", "done": 0, "total": 1 << 53}),
+        ('{"phase": "p", "done": -1, "total": 9007199254740993}', {"phase": "p", "state": ""}),
+        ('{"phase": "p", "done": NaN, "total": Infinity}', {"phase": "p", "state": ""}),
+        ('{"phase": "' + "x" * 101 + '"}', {"phase": "x" * 100, "state": ""}),
+        ('{"phase": "a\\ud800b", "state": "\\udfff"}', {"phase": "a?b", "state": "?"}),
+        ('{"phase": 1}', None), ('{"state": "start"}', None), ('["phase"]', None), ("{", None), ("[" * 100000, None), ("9" * 5000, None),
+    ],
+)  # fmt: skip
+def test_of_a_marker_only_what_can_be_meant_is_read(text: str, said: dict[str, object] | None) -> None:
+    assert protocol.read_marker(text) == said
