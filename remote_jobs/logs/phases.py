@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, NamedTuple, Optional
 
+from remote_jobs.logs.bars import MAX_SECONDS
 from remote_jobs.protocol import MARKER_LINE, read_marker
 
 START = "start"
@@ -108,9 +109,10 @@ that a bar's first state shows (`0%`): each new bar is looked at anyway."""
 
 def _seconds(text: Optional[str]) -> Optional[float]:
     """A duration as printed, or None when it is none that can be meant."""
-    if not text or text.count(".") > 1 or text == "." or len(text) > 12:
+    if not text or text.count(".") > 1 or text == ".":
         return None
-    return float(text)
+    seconds = float(text)
+    return seconds if seconds <= MAX_SECONDS else None
 
 
 class Phase:

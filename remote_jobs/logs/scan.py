@@ -175,7 +175,7 @@ def _forecast(bar: Bar, usual: Optional[eta.History]) -> Optional[eta.Forecast]:
     if update.total is None or update.elapsed_s is None:
         return None
     samples = bar.samples
-    if samples[-1] != (float(update.elapsed_s), update.done) and update.done >= samples[-1][1]:
+    if not samples or (samples[-1] != (float(update.elapsed_s), update.done) and update.done >= samples[-1][1]):
         samples = [*samples, (float(update.elapsed_s), update.done)]
     forecast = eta.forecast(
         samples,
