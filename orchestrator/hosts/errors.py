@@ -72,7 +72,7 @@ def _refused(_exc: BaseException, host: str, doing: str) -> OrchError:
 def _no_name(exc: BaseException, host: str, doing: str) -> OrchError:
     return Unreachable(
         f"{host}: {doing}: the name cannot be resolved ({seen(exc)})",
-        "check the `ssh` entry in the inventory, your ssh config, and that you are online",
+        "check how it is spelt, your ssh config, and that you are online",
         host=host,
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.errors import LocalError, UsageError
+from orchestrator.core.errors import HostKeyUnknown, LocalError, UsageError
 
 if TYPE_CHECKING:
     from orchestrator.services.session import Session
@@ -54,7 +55,12 @@ def init(session: Session, request: InitRequest) -> dict[str, Any]:
         entry["root"] = request.root
     inventory = Inventory(hosts={name: Host.model_validate(entry)}, path=inventory_path)
     with OtherSession(None, say=session.say, now=session.now, inventory=inventory) as probing:
-        found = check_hosts(probing, [name], accept_new=request.accept_new, raise_errors=True)["hosts"][0]
+        try:
+            found = check_hosts(probing, [name], accept_new=request.accept_new, raise_errors=True)["hosts"][0]
+        except HostKeyUnknown as error:  # its own hint names a command that needs the inventory, which is not there yet
+            accepting = typed(replace(request, accept_new=True))
+            error.hint = f"compare the fingerprint with the host's, then type: {accepting}"
+            raise
     facts = found["facts"]
     entry["gpus"] = len(facts.get("gpus") or [])
     python = job_python(facts)
@@ -84,6 +90,22 @@ def init(session: Session, request: InitRequest) -> dict[str, Any]:
         "facts": facts,
         "checks": found["checks"],
     }
+
+
+def typed(request: InitRequest) -> str:
+    """The command line that says this."""
+    options = {
+        "--name": request.name,
+        "--directory": None if request.directory == Path() else request.directory,
+        "--identity-file": request.identity_file,
+        "--known-hosts": request.known_hosts,
+        "--root": request.root,
+    }
+    words = ["orch", "init", request.ssh]
+    for option, value in options.items():
+        words += [] if value is None else [option, str(value)]
+    words += [option for option, on in (("--accept-new", request.accept_new), ("--force", request.force)) if on]
+    return shlex.join(words)
 
 
 def name_of(ssh: str) -> str:

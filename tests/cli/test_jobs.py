@@ -8,6 +8,8 @@ import io
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -566,6 +568,19 @@ def test_init_writes_what_runs_and_never_overwrites(host: Host, tmp_path: Path) 
         "init", entry["ssh"], "--name", "box", "--identity-file", entry["identity_file"],
         "--known-hosts", entry["known_hosts"], "--root", str(host.root),
     ]  # fmt: skip
+    strange = tmp_path / "known hosts"  # where no key is known yet
+    unknown = laptop.run(*arguments[:-4], "--known-hosts", strange, "--root", host.root, expect=3).err
+    assert "SHA256:" in unknown
+    told = unknown.split("then type: ")[1].strip()
+    accepting = shlex.split(told)
+    assert accepting[0] == "orch"
+    laptop.run(*accepting[1:], expect=0)
+    assert (laptop.folder / "inventory.yaml").exists(), "what was to be typed is all that it takes"
+    shutil.rmtree(laptop.folder / "plans")
+    laptop.inventory.unlink()
+    nameless = laptop.run("init", "no-such-host.invalid", expect=3).err
+    assert "cannot be resolved" in nameless
+    assert "inventory" not in nameless, "there is none yet"
     document = laptop.run(*arguments, "--json", expect=0).json
     assert document["written"] == ["inventory.yaml", "plans/first.yaml"]
     answer = laptop.run(*arguments)
