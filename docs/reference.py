@@ -63,7 +63,7 @@ STEP_ENVIRONMENT = {
 STATUSES = {
     0: "done as asked",
     1: "the job failed or was stopped",
-    2: "wrong usage, or an invalid plan or inventory",
+    2: "wrong usage, an invalid plan or inventory, or not possible in the state that the job is in",
     3: "the host is unreachable or refused",
     4: "the gate is closed, or a preflight check failed",
     5: "the job is lost, or unknown",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -29,6 +30,7 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "orch retry JOB                                   # from what is already done",
             "orch retry JOB --set extract.with.gpu_memory_utilization=0.8",
+            "orch retry JOB --step train                      # and what it needs that is not done",
         )
     )(retry)
     app.command(
@@ -76,14 +78,17 @@ def stop(
 def retry(
     job: JobArgument,
     sets: SetOption = None,
-    step: StepOption = None,
+    step: Annotated[
+        str | None, typer.Option("--step", metavar="STEP", help="Only this step of the job, and what it needs.")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Then watch it.")] = False,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Take a failed, stopped or lost job up again.
 
-    Finished steps are kept; the others resume from what they have done where they can.
+    Finished steps are kept; the others resume from what they have done where they can. With --step also what that step
+    needs runs again where it is not done, be it that it was stopped on purpose, and what was skipped for want of it.
     """
     from orchestrator.services.resolve import resolve
     from orchestrator.services.retry import retry as request
@@ -95,13 +100,28 @@ def retry(
         if as_json:
             document(answer)
         else:
-            out(f"{answer['job']} {answer['state']}")
+            out(f"{answer['job']} {answer['state']}{_taken_up(step, answer.get('steps') or [])}")
         if watch:
             from orchestrator.cli.watch import watch_jobs
 
             code = watch_jobs(session, [found], aside=as_json)
             if code:
                 raise typer.Exit(code)
+
+
+def _taken_up(step: str | None, steps: Sequence[str]) -> str:
+    """Words for the steps that a retry of one step runs again, in the order of the plan; empty when it is that one only."""
+    from orchestrator.ui.text import one_line
+
+    if step is None or step not in steps or len(steps) == 1:
+        return ""
+    at = steps.index(step)
+    needed, after = (", ".join(one_line(name) for name in some) for some in (steps[:at], steps[at + 1 :]))
+    return (
+        f": {one_line(step)}"
+        + (f", and {needed} which it needs" if needed else "")
+        + (f", then {after} which was skipped for want of it" if after else "")
+    )
 
 
 def extend(

@@ -6,7 +6,8 @@ change next. `orchestrator.cli` turns these into text or JSON and an exit status
     OrchError
     ├── UsageError (2)          wrong command line
     │   ├── NoSuchJob           no job has this id or prefix
-    │   └── AmbiguousJob        several have
+    │   ├── AmbiguousJob        several have
+    │   └── WrongState          what the job does, or did, leaves nothing to stop, retry or extend
     ├── ConfigError (2)         plan, inventory or --set: file, line, allowed, nearest spelling
     │   └── MissingSecret       a secret's source gave nothing
     ├── LocalError (2)          this laptop: its disk, its ledger, its folders
@@ -88,6 +89,12 @@ class AmbiguousJob(UsageError):
     def __init__(self, message: str, hint: str | None = None, candidates: Sequence[str] = ()) -> None:
         super().__init__(message, hint)
         self.candidates = list(candidates)
+
+
+class WrongState(UsageError):
+    """The job runs, is over or is lost, and so this cannot be done to it; asking again changes nothing."""
+
+    code = "wrong_state"
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,14 @@ from orchestrator.core.errors import (
     HostError,
     HostFull,
     HostRefused,
+    MissingSecret,
     NoPython,
     NoSuchJob,
     OrchError,
     ProtocolError,
     Unreachable,
     UsageError,
+    WrongState,
 )
 from orchestrator.hosts.forward import Tunnel
 from orchestrator.hosts.prompt import Ask, Meeting, NoTerminal, Prompter
@@ -99,7 +101,7 @@ class AgentClient:
             the answer; its raw bytes, if any, are under ``payload``.
 
         Raises:
-            HostError: unreachable, refused, timed out. GateClosed, HostFull, NoSuchJob, HostRefused: what the agent said.
+            HostError: unreachable, refused, timed out. GateClosed, HostFull, NoSuchJob, WrongState, HostRefused ...: what the agent said.
             ProtocolError: an answer that makes no sense (see `orchestrator.core.answers`).
         """
         if op == "control":
@@ -264,8 +266,12 @@ def refusal(answer: Mapping[str, Any], host: str) -> OrchError:
         return NoPython(message, hint, host=host)
     if code == "no_job":
         return NoSuchJob(message, hint)
-    if code in ("no_step", "no_attempt"):
+    if code in ("no_step", "no_attempt", "no_limit"):
         return UsageError(message, hint)
+    if code == "wrong_state":
+        return WrongState(message, hint)
+    if code == "needs_secrets":
+        return MissingSecret(message, hint)
     if code == "version":
         return ProtocolError(message, hint)
     if code == "timeout":

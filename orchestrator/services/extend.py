@@ -18,8 +18,8 @@ def extend(session: Session, job: FoundJob, more_s: float, *, step: str | None =
     """Add ``more_s`` to the time limits of a job's steps, or of one: the answer of `control` with ``limits_s``.
 
     Raises:
-        UsageError: no such step. JobLost: nothing runs that could have more time.
-        HostRefused: the job is over, or what is meant has no limit.
+        UsageError: no such step, or what is meant has no limit. WrongState: it is over.
+        JobLost: nothing runs that could have more time.
     """
     result = look(session, job.host, jobs=[job.id])
     if result.error is not None:

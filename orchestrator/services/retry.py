@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.errors import HostRefused
+from orchestrator.core.errors import MissingSecret
 from orchestrator.core.split import for_each_range, with_whole_steps
 from orchestrator.services import notify
 from orchestrator.services.look import look
@@ -26,7 +26,8 @@ def retry(
     Raises:
         ConfigError: a ``--set`` that is none, or that a launch would refuse as well; the host drops what it does not
             know, so a slip is caught here.
-        HostRefused: the job runs. UsageError: there is no such step.
+        WrongState: the job runs, or what is meant succeeded. UsageError: there is no such step.
+        MissingSecret: the host forgot the job's secrets when it ended, and not all of them are set here.
     """
     from orchestrator.core.changes import retry_changes
 
@@ -37,8 +38,8 @@ def retry(
     told = notify.again(job.id)
     try:
         return control(session, job, "retry", secrets=told, step=step, set=changes)
-    except HostRefused as refusal:
-        secrets = _secrets_at_hand(session, job) if refusal.reason == "needs_secrets" else {}
+    except MissingSecret:
+        secrets = _secrets_at_hand(session, job)
         if not secrets:
             raise
     return control(session, job, "retry", secrets={**secrets, **told}, step=step, set=changes)

@@ -47,7 +47,7 @@ def check(spec: protocol.JobSpec, state: Mapping[str, Any], events: Sequence[Map
     """Refuse what would change nothing.
 
     Raises:
-        AgentError: bad_request: no time, or no step that is meant has a limit and can still run.
+        AgentError: bad_request: no time. wrong_state, no_limit: no step that is meant can still run, or has a limit.
     """
     if not _is_number(args.get("timeout_s")) or not 0 < float(args["timeout_s"]) <= MOST_S:
         raise AgentError("bad_request", "{!r} is no time to add".format(args.get("timeout_s")), "write 90s, 30m, 2h")
@@ -56,8 +56,10 @@ def check(spec: protocol.JobSpec, state: Mapping[str, Any], events: Sequence[Map
     over = [item["name"] for item in state.get("steps") or [] if item["state"] in ended]
     if not [name for name in limits_s(spec, events, step) if name not in over]:
         what = "step {} of job {}".format(step, spec.id) if step else "job {}".format(spec.id)
-        why = "is over" if step in over else "has no time limit (`timeout_s`) that could be moved"
-        raise AgentError("bad_request", "{} {}".format(what, why), "see: orch status {}".format(spec.id))
+        hint = "see: orch status {}".format(spec.id)
+        if step in over:
+            raise AgentError("wrong_state", "{} is over".format(what), hint)
+        raise AgentError("no_limit", "{} has no time limit (`timeout_s`) that could be moved".format(what), hint)
 
 
 def _meant(spec: protocol.JobSpec, step: Any) -> List[str]:

@@ -292,16 +292,17 @@ def post_control(
     ``key`` names the request: one that is sent again after a dropped link is found by it and not obeyed twice.
 
     Raises:
-        AgentError: no_job, no_step, bad_request (nothing to stop, retry or extend), needs_secrets, supervisor_failed, disk_full.
+        AgentError: no_job, no_step, wrong_state (nothing to stop, retry or extend), no_limit, needs_secrets,
+            supervisor_failed, disk_full.
     """
-    from remote_jobs.agent import extend
+    from remote_jobs.agent import allowed, extend
 
     job = layout.job(job_id)
     jobs, unreadable = looker.jobs([job_id])
     if job_id not in jobs:
         raise AgentError("no_job", unreadable.get(job_id, "no job {}".format(job_id)), "list them: orch status")
     state = jobs[job_id]["state"] or {}
-    step = args.get("step")
+    step, steps = args.get("step"), []
     if step is not None and state.get("steps"):
         steps = meant(state["steps"], step)
         if not steps:
@@ -316,21 +317,8 @@ def post_control(
     final = name in protocol.JOB_TERMINAL
     if action == "stop" and final:
         return {"acknowledged": True, "seq": state.get("seq"), "state": state, "already": name}
-    if action == "stop" and step is not None and name == "lost":
-        raise AgentError(
-            "bad_request", "job {} is lost: no supervisor is left that could stop one of its steps".format(job_id),
-            "end all of it: orch stop {0}; or clean up and go on: orch retry {0}".format(job_id),
-        )  # fmt: skip
-    if action == "retry" and name == "succeeded":
-        raise AgentError("bad_request", "job {} succeeded: nothing to retry".format(job_id), "start it anew with: orch launch PLAN")
-    if action == "retry" and name in ("running", "stopping", "gated", "queued") and jobs[job_id]["alive"]:
-        raise AgentError(
-            "bad_request", "job {} is {}: a retry needs an ended, lost or waiting job".format(job_id, name),
-            ("wait until it has stopped: orch wait {}" if name == "stopping" else "stop it first: orch stop {}").format(job_id),
-        )  # fmt: skip
+    allowed.check(action, state, steps, alive=bool(jobs[job_id]["alive"]))
     if action == "extend":
-        if final:
-            raise AgentError("bad_request", "job {} is over ({})".format(job_id, name))
         extend.check(job.spec(), state, job.read_events(), args)
     if final and action == "retry":
         _wait_unlocked(job, 5.0)
@@ -363,6 +351,8 @@ def post_control(
     answer["seq"] = mine[0]["seq"] if mine else None
     if action == "extend":
         answer["limits_s"] = extend.limits_s(spec, job.read_events(), step)
+    if mine and mine[0].get("kind") == "reopened" and step is not None:
+        answer["steps"] = allowed.runs_again(spec, state, (mine[0].get("data") or {}).get("steps") or [])
     if mine and mine[0].get("kind") == "note":
         raise AgentError("bad_request", str((mine[0].get("data") or {}).get("text")))
     return answer

@@ -284,9 +284,8 @@ def test_stop_is_final_until_retry(host: Host) -> None:
     assert document["acknowledged"] is True
     frozen("retry", normal({**document, "state": "<state>"}, host.folder))
     host.quick("wait", job, expect=0)
-    again = host.quick("retry", job)
-    assert again.status == 3
-    assert "nothing to retry" in again.err
+    assert "nothing to retry" in host.quick("retry", job, expect=2).err
+    assert host.quick("retry", job, "--json", expect=2).json["error"]["code"] == "wrong_state", "no trouble of the host"
 
 
 def test_a_wrong_set_of_retry_reaches_no_host(host: Host) -> None:
@@ -310,6 +309,28 @@ def test_retry_with_set_changes_the_step(host: Host) -> None:
     assert host.quick("wait", job).status == 1
     host.quick("retry", job, "--set", "work.env.HELLO=there", expect=0)
     host.quick("wait", job, expect=0)
+
+
+def test_a_retry_of_one_step_says_what_runs_again_with_it(host: Host) -> None:
+    hold = {"run": "until [ -e go ]; do sleep 0.05; done", "needs": ["a"], "retry": {"attempts": 1}}
+    plan, work = host.plan(
+        {"name": "a", "run": "echo a >> ran"},
+        {"name": "b", **hold},
+        {"name": "c", "run": "echo c >> ran", "needs": ["b"]},
+        {"name": "d", "run": "echo d >> ran", "needs": ["c"]},
+        {"name": "e", **hold},
+    )
+    job = host.start(plan)
+    wait_until(lambda: host.job(job).kinds().count("attempt_started") == 3, "b and e run")
+    host.quick("stop", job, "--step", "b", expect=0)
+    (work / "go").touch()
+    host.quick("wait", job, expect=1)
+    done = host.quick("retry", job, "--step", "a", "--json", expect=2).json["error"]
+    assert (done["code"], "step a of job" in done["message"], "nothing to retry" in done["message"]) == ("wrong_state", True, True)
+    again = host.quick("retry", job, "--step", "c", expect=0).out
+    assert again.endswith(": c, and b which it needs, then d which was skipped for want of it\n")
+    host.quick("wait", job, expect=0)
+    assert (work / "ran").read_text().split() == ["a", "c", "d"]
 
 
 def test_of_two_failed_steps_the_first_to_fail_is_the_cause(host: Host) -> None:
@@ -337,10 +358,11 @@ def test_extend_moves_the_limit_of_what_runs(host: Host) -> None:
     assert "is not a time" in refused.err
     (work / "go").touch()
     host.quick("wait", job, expect=0)
-    over = host.quick("extend", job, "1h", expect=3)
+    over = host.quick("extend", job, "1h", expect=2)
     assert "is over (succeeded)" in over.err
     free, work = host.launch(GO)
-    assert "has no time limit" in host.quick("extend", free, "1h", expect=3).err
+    assert "has no time limit" in host.quick("extend", free, "1h", expect=2).err
+    assert "stop it first" in host.quick("retry", free, expect=2).err
     (work / "go").touch()
     host.quick("wait", free, expect=0)
 
@@ -532,7 +554,7 @@ def test_what_stop_answers_is_remembered_and_its_time_limit_is_of_wait(host: Hos
     host.job(first).wait_for_kind("attempt_started")
     assert "add --wait" in host.quick("stop", first, "--timeout", "5", expect=2).err
     assert host.quick("stop", first, expect=0).out == f"{first} stopping\n"
-    refused = host.quick("retry", first, expect=3).err
+    refused = host.quick("retry", first, expect=2).err
     assert f"wait until it has stopped: orch wait {first}" in refused
     again = host.quick("launch", plan, expect=0)
     assert f"{first} of this very plan is stopping" in again.err

@@ -12,6 +12,7 @@ TREE = {
     "UsageError": ("usage", 2),
     "NoSuchJob": ("no_job", 2),
     "AmbiguousJob": ("ambiguous_job", 2),
+    "WrongState": ("wrong_state", 2),
     "ConfigError": ("config", 2),
     "MissingSecret": ("missing_secret", 2),
     "LocalError": ("local", 2),

@@ -95,7 +95,7 @@ class Box:
         try:
             self.control(job, "retry")
         except Refused as refusal:  # the wait was over just now
-            if refusal.code != "bad_request":
+            if refusal.code != "wrong_state":
                 raise
 
     def step(self, job: JobDir, index: int = 0) -> dict[str, Any]:

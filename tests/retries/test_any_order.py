@@ -97,7 +97,7 @@ class AnyOrder(RuleBasedStateMachine):
         try:
             self.agent.request("control", job=job.id, action="retry", args={}, wait_s=10, within_s=60)
         except Refused as refusal:
-            if refusal.code != "bad_request":
+            if refusal.code != "wrong_state":
                 raise
         else:
             assert self.ended.pop(job.id, None) != "succeeded", "a job that succeeded is not taken up again"
@@ -117,7 +117,7 @@ class AnyOrder(RuleBasedStateMachine):
             try:
                 self.agent.request("control", job=job.id, action="retry", args={}, wait_s=10, within_s=60)
             except Refused as refusal:
-                if refusal.code != "bad_request":
+                if refusal.code != "wrong_state":
                     raise
 
     # ----------------------------------------------------------------------------------------------------- invariants

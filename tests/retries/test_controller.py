@@ -80,7 +80,7 @@ def test_retry_brings_the_secrets_again_from_the_environment(stage: Stage) -> No
     end(stage, job)
     del stage.laptop.environment["HF_TOKEN"]
     refused = stage.laptop.run("retry", job)
-    assert refused.status == 3
+    assert refused.status == 2, "no trouble of the host"
     assert refused.one_screen
     assert f"HF_TOKEN=... orch retry {job}" in refused.err
     (stage.work / "good").touch()

@@ -92,6 +92,19 @@ def test_a_retry_of_one_step_of_a_lost_job_starts_no_other(box: Box) -> None:
     assert not alive(pids(box, "b")[0])
 
 
+def test_a_service_that_had_ended_well_runs_again_for_the_step_that_needs_it(box: Box) -> None:
+    web = service("echo up and ready; exec sleep 600")
+    job = box.launch(web, user("[ -e go ]", retry={"attempts": 1}))
+    box.hurry(job, "failed")
+    box.release_go()
+    answer = box.control(job, "retry", args={"step": "use"})
+    assert answer["steps"] == ["serve", "use"]
+    box.hurry(job, "succeeded")
+    with pytest.raises(Refused, match="nothing to retry") as refusal:
+        box.control(job, "retry", args={"step": "use"})
+    assert refusal.value.code == "wrong_state"
+
+
 def test_a_retry_in_the_backoff_ends_the_wait_of_the_step_that_it_names(box: Box) -> None:
     again = {"attempts": 9}
     job = box.launch(step("a", "kill -9 $$", retry=again), step("b", "kill -9 $$", retry=again))
