@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from remote_jobs import protocol
 from remote_jobs.agent import causes
+from remote_jobs.agent.advice import addressed
 from remote_jobs.agent.jobdir import JobDir, read_json, write_json
 from remote_jobs.agent.times import seconds_between
 from remote_jobs.protocol import EventKind
@@ -50,7 +51,7 @@ def message_of(spec: protocol.JobSpec, event: Mapping[str, Any], kind: str, stat
     bad = kind in ("failure", "retry") or event.get("kind") == EventKind.STEP_FAILED.value
     verdict = data.get("verdict") or _last_verdict(state, step) if bad else None
     tell: Callable[..., Words] = _TELLERS.get(kind) or _slip
-    title, lines = tell(event, state, verdict)
+    title, lines = tell(event, state, addressed(verdict, job=spec.id, host=spec.host, step=step))
     return {
         "kind": kind,
         "job": spec.id,

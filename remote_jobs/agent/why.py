@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from remote_jobs import protocol
 from remote_jobs.agent import causes, fulldisk, incident, reboot
+from remote_jobs.agent.advice import addressed
 from remote_jobs.agent.jobdir import JobDir, Layout
 from remote_jobs.agent.launching import AgentError, meant, no_step
 from remote_jobs.agent.look import Looker
@@ -21,6 +22,12 @@ def why(layout: Layout, looker: Looker, job_id: str, step: Optional[str], attemp
     Raises:
         AgentError: no_job, no_step or no_attempt, with what there is.
     """
+    answer = _answer(layout, looker, job_id, step, attempt)
+    host = layout.job(job_id).spec().host
+    return {**answer, "verdict": addressed(answer["verdict"], job=job_id, host=host, step=answer["step"])}
+
+
+def _answer(layout: Layout, looker: Looker, job_id: str, step: Optional[str], attempt: Optional[int]) -> Dict[str, Any]:
     jobs, unreadable = looker.jobs([job_id])
     if job_id not in jobs or jobs[job_id]["state"] is None:
         raise AgentError("no_job", unreadable.get(job_id, "job {} was never started".format(job_id)))

@@ -333,6 +333,15 @@ def test_a_retry_of_one_step_says_what_runs_again_with_it(host: Host) -> None:
     assert (work / "ran").read_text().split() == ["a", "c", "d"]
 
 
+def test_the_advice_of_why_can_be_typed_as_it_stands(host: Host) -> None:
+    job, _ = host.launch("echo something odd", done={"count": "out/*", "equals": 3})
+    host.quick("wait", job, expect=1)
+    [line] = [line for line in host.quick("why", job, expect=0).out.splitlines() if "-> " in line]
+    command = line.split("orch ")[1]
+    assert command == f"logs {job} --step work --tail 200"
+    assert host.quick(*shlex.split(command), expect=0).out == "something odd\n"
+
+
 def test_of_two_failed_steps_the_first_to_fail_is_the_cause(host: Host) -> None:
     late = {"name": "late", "run": "until [ -e failed ]; do sleep 0.02; done; sleep 1; exit 4", "retry": {"attempts": 1}}
     early = {"name": "early", "run": "touch failed; echo here; exit 3", "retry": {"attempts": 1}}

@@ -280,6 +280,12 @@ def test_who_reads_it_on_a_phone_learns_what_happened_what_orch_does_and_what_to
     assert "orch " in whole.splitlines()[-1], "the last line is for the hand"
 
 
+def test_a_notification_names_the_job_and_the_host_to_type() -> None:
+    held = {"class": "gpu_busy", "summary": "held", "advice": "see who holds them: orch gpus HOST; then: orch retry JOB"}
+    text = told_of(*BEGUN, ("step_failed", {"step": "extract", "reason": "held", "verdict": held}))["text"]
+    assert "orch gpus box; then: orch retry plan-1; orch why plan-1" in text
+
+
 def test_an_end_that_slips_is_told_when_it_is_sure() -> None:
     watch = SlipWatch(1800.0)
     told = []
