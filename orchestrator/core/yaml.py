@@ -99,16 +99,21 @@ def read_text(path: Path, what: str) -> str:
     except FileNotFoundError:
         raise ConfigError(f"no such {what} file", _nearest_file(path), file=name) from None
     except IsADirectoryError:
-        raise ConfigError(f"this is a folder, not a {what} file", _yaml_inside(path), file=name) from None
+        raise ConfigError(f"this is a folder, not {_a(what)} file", _yaml_inside(path), file=name) from None
     except (OSError, ValueError) as error:
         if _is_directory(path):  # Windows says "permission denied" for a folder
-            raise ConfigError(f"this is a folder, not a {what} file", _yaml_inside(path), file=name) from None
+            raise ConfigError(f"this is a folder, not {_a(what)} file", _yaml_inside(path), file=name) from None
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(f"cannot read the {what}: {reason}", file=name) from None
     if len(data) > MAX_BYTES:
-        message = f"longer than {MAX_BYTES >> 10} KiB, so this is not a {what}"
-        raise ConfigError(message, f"a {what} is a small YAML file: is this the right path?", file=name)
+        message = f"longer than {MAX_BYTES >> 10} KiB, so this is not {_a(what)}"
+        raise ConfigError(message, f"{_a(what)} is a small YAML file: is this the right path?", file=name)
     return _decode(data, name, what)
+
+
+def _a(what: str) -> str:
+    """A noun with its article."""
+    return f"{'an' if what[0] in 'aeiou' else 'a'} {what}"
 
 
 def _decode(data: bytes, name: str, what: str) -> str:
@@ -116,8 +121,8 @@ def _decode(data: bytes, name: str, what: str) -> str:
         if data.startswith((b"\xff\xfe", b"\xfe\xff")):
             return data.decode("utf-16")
         if b"\0" in data:
-            message = f"this is a binary file, not a {what}"
-            raise ConfigError(message, f"a {what} is YAML text in UTF-8", file=name)
+            message = f"this is a binary file, not {_a(what)}"
+            raise ConfigError(message, f"{_a(what)} is YAML text in UTF-8", file=name)
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1

@@ -97,7 +97,7 @@ def test_files_that_are_none(load: Any, tmp_path: Path) -> None:
     (tmp_path / "eagle3.yaml").write_text("x")
     with pytest.raises(ConfigError, match=r"did you mean .*eagle3\.yaml"):
         load(tmp_path / "eagel3.yaml")
-    with pytest.raises(ConfigError, match=r"folder.*\n.*eagle3.yaml"):
+    with pytest.raises(ConfigError, match=r"folder, not (a plan|an inventory) file\n.*eagle3.yaml"):
         load(tmp_path)
     with pytest.raises(ConfigError, match="no such"):
         load(tmp_path / "nowhere" / "plan.yaml")
