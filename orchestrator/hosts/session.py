@@ -21,6 +21,7 @@ from orchestrator.core.errors import (
     ChannelTimeout,
     HostError,
     HostFull,
+    HostRefused,
     NoPython,
     OrchError,
     ProtocolError,
@@ -77,7 +78,7 @@ class Session:
         """Read the hello (uploading the release first when asked for it), then serve requests.
 
         Raises:
-            NoPython, HostFull, HostError: the host cannot run the agent.
+            NoPython, HostFull, HostRefused, HostError: the host cannot run the agent.
             Unreachable, ChannelTimeout: the link broke, or nothing came in time.
             ProtocolError: something else than our agent talks.
         """
@@ -146,10 +147,11 @@ class Session:
                 "free some, or move `root:` in the inventory",
                 host=self.host,
             )
-        return HostError(
+        return HostRefused(
             f"{self.host}: orch cannot install itself there: {seen}",
             "check `root:` in the inventory",
             host=self.host,
+            reason=code,
         )
 
     def _ended_early(self) -> OrchError:

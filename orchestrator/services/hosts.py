@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.errors import OrchError
+from orchestrator.core.errors import HostFull, HostRefused, NoPython, OrchError
 from orchestrator.services.parallel import in_parallel
 
 if TYPE_CHECKING:
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from orchestrator.hosts.agent import AgentClient
     from orchestrator.services.session import Session
 
+ANSWERED = (HostFull, NoPython, HostRefused)
+"""Errors of a host that was reached, and let us in, and cannot run jobs as it is."""
 PROBE_TIMEOUT_S = 60.0
 MIN_FREE_BYTES = 2 << 30
 MIN_SHM_BYTES = 1 << 30
@@ -74,7 +76,7 @@ def _check(session: Session, name: str, accept_new: bool, raise_errors: bool) ->
     except OrchError as error:
         if raise_errors:
             raise
-        answer["error"] = error.to_json()["error"]
+        answer.update(error=error.to_json()["error"], reachable=isinstance(error, ANSWERED))
         return answer
     facts = {key: value for key, value in facts.items() if key not in {"id", "ok"}}
     checks = judge(facts, session.host(name), skew_s)

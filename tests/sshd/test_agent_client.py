@@ -441,7 +441,7 @@ def running(pid: int) -> bool:
     [
         ({"error": "no_python", "seen": " python3 is 3.6,"}, NoPython, ["3.6", "agent_python"]),
         ({"error": "disk_full", "seen": "[Errno 28]"}, HostError, ["full", "root:"]),
-        ({"error": "io", "seen": "Permission denied"}, HostError, ["Permission denied", "root:"]),
+        ({"error": "io", "seen": "Permission denied"}, HostRefused, ["Permission denied", "root:"]),
     ],
 )
 def test_what_the_bootstrap_cannot_do(said: dict[str, str], kind: type[OrchError], words: list[str]) -> None:

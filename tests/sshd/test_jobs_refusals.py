@@ -35,6 +35,15 @@ def refused(stage: Stage, code: str, *words: str, status: int = 3) -> None:
     assert seen.json["schema"] == 1
 
 
+def reached_but_not_fit(stage: Stage, *words: str) -> None:
+    """`hosts check` says that the host answers, and what keeps it from running jobs."""
+    answer = stage.laptop.run("hosts", "check", expect=4)
+    for word in ("box  not ready", *words):
+        assert word in answer.out, f"{word!r} is missing: {answer}"
+    [found] = stage.laptop.run("hosts", "check", "--json", expect=4).json["hosts"]
+    assert (found["reachable"], found["ok"]) == (True, False)
+
+
 def test_unknown_host_key(stage: Stage) -> None:
     stage.sshd.known_hosts.write_text("")
     refused(stage, "host_key_unknown", "SHA256:", "orch hosts check --accept-new box")
@@ -69,6 +78,7 @@ def test_refused_port(stage: Stage) -> None:
 def test_no_python_on_the_host(stage: Stage) -> None:
     stage.laptop.write_inventory({"box": {**stage.sshd.inventory_entry(**stage.entry), "agent_python": "/nowhere/python3"}})
     refused(stage, "no_python", "agent_python")
+    reached_but_not_fit(stage, "agent_python")
 
 
 def test_no_python_on_the_path(tmp_path: Path) -> None:
@@ -91,11 +101,19 @@ def test_full_disk(tmp_path: Path) -> None:
     ):
         fill(True)
         refused(stage, "host_full", "full")
+        reached_but_not_fit(stage, "disk is full")
         fill(False)
         job = stage.launch()
         stage.go()
         stage.laptop.run("wait", job.id, expect=0)
         stage.nothing_left()
+
+
+def test_a_root_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with Stage(tmp_path / "stage", root=tmp_path / "file" / "root") as stage:
+        refused(stage, "host_refused", "root:")
+        reached_but_not_fit(stage, "cannot install itself")
 
 
 def test_tmpfs_root_is_refused_unless_allowed(tmp_path: Path) -> None:
