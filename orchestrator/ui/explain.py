@@ -11,6 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from orchestrator.ui.text import clean, duration, one_line
+from remote_jobs.agent.policy import AGAIN, CHANGE, STOP, usual
 
 MAX_BARS = 6
 MAX_EVIDENCE = 5
@@ -20,6 +21,13 @@ RETRY_WORDS = {
     "no": "trying again will not help",
     "after_change": "only after a change",
 }
+IN_A_JOB = {
+    AGAIN: "; in a job orch tries again by itself",
+    CHANGE: "; in a job orch makes one by itself where it can, and tries again",
+    STOP: "",
+}
+"""What the retry policy makes of a failure that asks for a change: a log alone does not say whether it was a job's."""
+HOW = {"port_in_use": ", a built-in step with another port", "gpu_busy": ", once the GPUs are free"}
 
 
 def explain_lines(answer: Mapping[str, Any]) -> list[Text]:
@@ -103,5 +111,12 @@ def _failure_lines(failure: Mapping[str, Any]) -> list[Text]:
         proof = proof[1:]
     lines.extend(Text(f"  {item}") for item in proof[:MAX_EVIDENCE])
     lines.append(Text(f"  -> {one_line(failure['advice'])}", "green"))
-    lines.append(Text(f"  retry: {RETRY_WORDS.get(failure['retry'], failure['retry'])} (rule {failure['signature']})"))
+    lines.append(Text(f"  retry: {_retry_words(failure)} (rule {failure['signature']})"))
     return lines
+
+
+def _retry_words(failure: Mapping[str, Any]) -> str:
+    words = str(RETRY_WORDS.get(failure["retry"], failure["retry"]))
+    if failure["retry"] != "after_change":
+        return words
+    return words + IN_A_JOB[usual(failure)[0]] + HOW.get(failure["class"], "")

@@ -193,6 +193,12 @@ def _cap(step: StepSpec, klass: str, action: str, default: int) -> int:
     return min(default, int(total)) if total is not None else default
 
 
+def usual(verdict: Mapping[str, Any]) -> Tuple[str, int]:
+    """Action after such a failure, and tries without new progress, when the plan does not say."""
+    klass = str(verdict.get("class") or "unknown")
+    return BY_RULE.get(str(verdict.get("signature")), POLICY.get(klass, (AGAIN, 2)))
+
+
 def decide(
     step: StepSpec,
     verdict: Mapping[str, Any],
@@ -217,7 +223,7 @@ def decide(
         env: its environment.
     """
     klass = str(verdict.get("class") or "unknown")
-    action, default = BY_RULE.get(str(verdict.get("signature")), POLICY.get(klass, (AGAIN, 2)))
+    action, default = usual(verdict)
     block, own_action = step.retry.get(klass), action
     if action == STOP and isinstance(block, dict) and block:
         action = CHANGE if any(isinstance(value, dict) for value in block.values()) else AGAIN

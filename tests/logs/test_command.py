@@ -21,6 +21,7 @@ from remote_jobs.logs.source import explain_file
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "data" / "logs" / "cases"
+REAL = CASES.parent / "real"
 KV = CASES / "021_kv_cache_too_small_after_clean_load.log"
 RAY = CASES / "009_ray_workerdict_prefix_repeated_across_cluster.log"
 
@@ -132,6 +133,20 @@ def test_people_get_cause_lines_and_advice(capsys):
     assert "line 39: (EngineCore pid=7359) ERROR" in out
     assert "Lower max_model_len" in out
     assert "only after a change" in out
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("vllm032_cpu_port_in_use.log", "only after a change; in a job orch tries again by itself, a built-in step with another port ("),
+        ("vllm026_h200_gpu_busy.log", "only after a change; in a job orch tries again by itself, once the GPUs are free ("),
+        ("vllm032_cpu_max_model_len.log", "only after a change ("),
+    ],
+)
+def test_what_asks_for_a_change_says_what_a_job_does_by_itself(capsys, log, words):
+    """The runbook's "retried" is a job's; the same log at hand has nobody to make the change. The JSON's value stays."""
+    assert words in run_orch(capsys, "explain", str(REAL / log))[1]
+    assert json.loads(run_orch(capsys, "explain", str(REAL / log), "--json")[1])["failure"]["retry"] == "after_change"
 
 
 def test_people_get_the_state_of_a_running_job():
