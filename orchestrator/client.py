@@ -251,9 +251,9 @@ class Job:
 
     def fetch(self, dest: Path | str, *, include: Sequence[str] = (), what: str = "outputs") -> dict[str, Any]:
         """Bring files here, verified: ``what`` is outputs, logs or all, as for `orch fetch`."""
-        from orchestrator.services.fetch import fetch
+        from orchestrator.services.fetch import fetch, folder_of
 
-        return fetch(self._session, self._found, Path(dest), include=include, what=what, progress=_NoBar())
+        return fetch(self._session, self._found, folder_of(str(dest)), include=include, what=what, progress=_NoBar())
 
     def forward(
         self, port: int | None = None, *, local: int = 0, step: str | None = None, address: str | None = None

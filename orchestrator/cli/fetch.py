@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 def fetch(
     job: JobArgument,
-    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Folder on this laptop; made when missing.")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder on this laptop; made when missing.")],
     include: Annotated[
         list[str] | None,
         typer.Option(
@@ -52,14 +51,16 @@ def fetch(
     """
     from orchestrator.cli.progress import transfer_progress
     from orchestrator.services.fetch import fetch as bring
+    from orchestrator.services.fetch import folder_of
     from orchestrator.services.resolve import resolve
     from orchestrator.ui.console import document, out, say
     from orchestrator.ui.text import one_line, plural, size
 
+    folder = folder_of(dest)
     with open_session(inventory) as session:
         found = resolve(session, job)
         with transfer_progress("fetching") as progress:
-            answer = bring(session, found, dest, include=include or [], what=what.value, progress=progress)
+            answer = bring(session, found, folder, include=include or [], what=what.value, progress=progress)
     if as_json:
         document(answer)
     if answer["links"]:
@@ -77,7 +78,7 @@ def fetch(
         fetched, same = answer["fetched"], answer["unchanged"]
         out(
             f"{plural(len(fetched), 'file')} fetched ({size(sum(item['size'] for item in fetched))}), "
-            f"{len(same)} already here, {len(answer['skipped'])} not fetched, in {dest}"
+            f"{len(same)} already here, {len(answer['skipped'])} not fetched, in {folder}"
         )
     if answer["skipped"]:
         raise typer.Exit(INCOMPLETE)

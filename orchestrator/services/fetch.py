@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.errors import HostRefused, LocalError
+from orchestrator.core.errors import HostRefused, LocalError, UsageError
 from orchestrator.services.local_paths import Destination, UnsafeName, open_part
 from orchestrator.services.look import look, remember
 from orchestrator.services.resolve import FoundJob
@@ -47,6 +47,17 @@ class _Remote:
     absolute: str
     size: int
     mtime_ns: int
+
+
+def folder_of(dest: str) -> Path:
+    """DEST as a path.
+
+    Raises:
+        UsageError: it is empty: a path would take that for the current folder, and a variable that is not set is meant.
+    """
+    if not dest:
+        raise UsageError("DEST is empty: is a variable not set?", "name a folder, such as results/; the current one is `.`")
+    return Path(dest)
 
 
 def fetch(

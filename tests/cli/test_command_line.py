@@ -87,6 +87,7 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str], command: str) -> 
         (["hosts", "chek"], "no such command 'chek'", "see: orch hosts --help"),
         (["logs", "j", "--tail", "many"], "--tail", "see: orch logs --help"),
         (["wait", "j", "--timeout", "soon"], "--timeout 'soon' is not a time", "write seconds, or 90s, 30m"),
+        (["fetch", "j", ""], "DEST is empty", "name a folder, such as results/; the current one is `.`"),
         (["completion", "tcsh"], "'tcsh' is not one of", "see: orch completion --help"),
         ([], "a command is missing", "see: orch --help"),
         (["launch", "nowhere.yaml"], "nowhere.yaml", ""),
