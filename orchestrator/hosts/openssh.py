@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from orchestrator.core.errors import (
 )
 from orchestrator.hosts.ssh_config import SSH_CONFIG_ENV, parse_destination, resolve
 from orchestrator.hosts.stream import HandshakeDropped
+from orchestrator.hosts.trust import accepting
 
 
 def command_line(ssh: str, remote: str, *, identity_file: str | None, known_hosts: str | None) -> list[str]:
@@ -171,8 +171,7 @@ class ProcessStream:
             hint = "ask the host's administrator; then remove the old key with ssh-keygen -R, as ssh says"
             return HostKeyChanged(f"{host}: {said}", hint, host=host)
         if "host key verification failed" in low or "no matching host key" in low:
-            hint = f"compare the fingerprint, then: orch hosts check --accept-new {shlex.quote(host)}"
-            return HostKeyUnknown(f"{host}: {said}", hint, host=host)
+            return HostKeyUnknown(f"{host}: {said}", f"compare the fingerprint, then: {accepting(host)}", host=host)
         if "permission denied" in low or "too many authentication failures" in low:
             return AuthRefused(f"{host}: {said}", "see what ssh does with: ssh -v (the host) true", host=host)
         if (

@@ -98,7 +98,7 @@ class HostTrust:
             raise HostKeyChanged(
                 f"{self.host}: THE HOST KEY OF {label} HAS CHANGED. Known: {expected}. Shown now: {shown}. "
                 "Either the host was reinstalled, or someone sits in between. Nothing was sent.",
-                f"if you know why it changed: {remove} && orch hosts check --accept-new {shlex.quote(self.host)}",
+                f"if you know why it changed: {remove} && {accepting(self.host)}",
                 host=self.host,
             )
         if verdict.trust is Trust.UNKNOWN:
@@ -108,8 +108,7 @@ class HostTrust:
             )
             raise HostKeyUnknown(
                 f"{self.host}: the host key of {label} is not known: {shown}{because}. Looked in {files_read}.",
-                f"compare the fingerprint with the host's, then type: "
-                f"orch hosts check --accept-new {shlex.quote(self.host)}",
+                f"compare the fingerprint with the host's, then type: {accepting(self.host)}",
                 host=self.host,
             )
 
@@ -191,6 +190,11 @@ class HostTrust:
                 return asked.returncode != 0
         except (OSError, ValueError, subprocess.TimeoutExpired):
             return True
+
+
+def accepting(host: str) -> str:
+    """The command that keeps the key of a host of the inventory."""
+    return f"orch hosts check --accept-new {shlex.quote(host)}"
 
 
 def _algorithms_of(key_type: str) -> tuple[str, ...]:

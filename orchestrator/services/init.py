@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.errors import HostKeyUnknown, LocalError, UsageError
+from orchestrator.core.errors import HostKeyChanged, HostKeyUnknown, LocalError, UsageError
 
 if TYPE_CHECKING:
     from orchestrator.services.session import Session
@@ -57,9 +57,11 @@ def init(session: Session, request: InitRequest) -> dict[str, Any]:
     with OtherSession(None, say=session.say, now=session.now, inventory=inventory) as probing:
         try:
             found = check_hosts(probing, [name], accept_new=request.accept_new, raise_errors=True)["hosts"][0]
-        except HostKeyUnknown as error:  # its own hint names a command that needs the inventory, which is not there yet
-            accepting = typed(replace(request, accept_new=True))
-            error.hint = f"compare the fingerprint with the host's, then type: {accepting}"
+        except (HostKeyUnknown, HostKeyChanged) as error:
+            from orchestrator.hosts.trust import accepting
+
+            # What the hint names needs the inventory, which is not there yet.
+            error.hint = str(error.hint).replace(accepting(name), typed(replace(request, accept_new=True)))
             raise
     facts = found["facts"]
     entry["gpus"] = len(facts.get("gpus") or [])

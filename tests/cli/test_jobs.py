@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.main import main
-from tests.sshd.server import Sshd
+from tests.sshd.server import Sshd, make_key
 from tests.support.jobdir import JobDir, agents, kill
 from tests.support.laptop import ORCH, Answer, Laptop
 from tests.support.waiting import wait_until
@@ -609,6 +609,10 @@ def test_init_writes_what_runs_and_never_overwrites(host: Host, tmp_path: Path) 
     assert (laptop.folder / "inventory.yaml").exists(), "what was to be typed is all that it takes"
     shutil.rmtree(laptop.folder / "plans")
     laptop.inventory.unlink()
+    other = make_key(tmp_path / "other").with_suffix(".pub").read_text()
+    strange.write_text(f"{strange.read_text().split()[0]} {other}")
+    changed = laptop.run(*accepting[1:], expect=3).err
+    assert changed.split(" && ")[1].strip() == told, "of a changed key the same, behind the line that removes the old one"
     nameless = laptop.run("init", "no-such-host.invalid", expect=3).err
     assert "cannot be resolved" in nameless
     assert "inventory" not in nameless, "there is none yet"
