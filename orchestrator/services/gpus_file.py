@@ -13,19 +13,15 @@ from orchestrator.core.errors import UsageError
 from remote_jobs.agent import gpus
 
 MAX_BYTES = 64 * 1024 * 1024
-SAVE = "save one with: nvidia-smi -q -x > smi.xml, or pipe: nvidia-smi | orch gpus --from -"
 
 
 def gpus_from_file(source: str) -> dict[str, Any]:
     """The `orch gpus` document of a saved or pasted output; `-` reads stdin.
 
     Raises:
-        UsageError: the file cannot be read, or is nothing that tells of GPUs.
+        UsageError: the file cannot be read, or is far too large to be nvidia-smi's.
     """
-    report = gpus.parse(read_text(source))
-    if report.reading.form == "unknown":
-        raise UsageError(f"{'stdin' if source == '-' else source}: {report.overall().why}", SAVE)
-    return dict(report.to_json())
+    return dict(gpus.parse(read_text(source)).to_json())
 
 
 def read_text(source: str) -> str:
@@ -42,7 +38,9 @@ def read_text(source: str) -> str:
                 data = file.read(MAX_BYTES + 1)
     except OSError as error:
         message = f"cannot read {source}: {error.strerror or error}"
-        raise UsageError(message, SAVE) from None
+        raise UsageError(
+            message, "save one with: nvidia-smi -q -x > smi.xml, or pipe: nvidia-smi | orch gpus --from -"
+        ) from None
     if len(data) > MAX_BYTES:
         raise UsageError(
             f"{source} is larger than {MAX_BYTES >> 20} MiB",

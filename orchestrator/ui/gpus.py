@@ -70,14 +70,8 @@ def _verdict(document: Json) -> Text:
     count = f"{there} of {expected}" if expected is not None else str(there)
     if document["clean"]:
         return Text(f"clean: {count} GPU{'s' if there != 1 else ''} free", style="green")
-    dirty = [gpu for gpu in document.get("gpus") or [] if not gpu["clean"]]
-    if dirty and all(_unmeasured(gpu) for gpu in dirty):
-        return Text(f"not known to be clean: {len(dirty)} of {there} GPUs were not measured", style="red")
-    if dirty:
-        return Text(f"not clean: {len(dirty)} of {there} GPUs cannot be used now", style="red")
+    if there:
+        dirty = sum(not gpu["clean"] for gpu in document["gpus"])
+        if dirty:
+            return Text(f"not clean: {dirty} of {there} GPUs cannot be used now", style="red")
     return Text(f"not clean: {one_line(str(document.get('why') or ''))}", style="red")
-
-
-def _unmeasured(gpu: Json) -> bool:
-    """Does nothing speak against this GPU but that the output does not tell enough?"""
-    return gpu["memory_used_mib"] is None and not gpu["processes"] and gpu["health"] == "ok"

@@ -35,8 +35,6 @@ COHERENT = re.compile(r"\bG[HB]\d{2,3}\b.*|\bGrace\b")
 VGPU_SHARE = 0.12
 """A vGPU guest shows the hypervisor's share as used: measured 5 to 10 % of its memory."""
 BUSY_PCT = 5
-ASK = "; ask for `nvidia-smi -q -x`"
-NO_MEMORY = "no compute process listed, but memory was not measured" + ASK
 
 
 @dataclass
@@ -191,7 +189,7 @@ def allowed_mib(gpu: Gpu, threshold_mib: int = MEMORY_THRESHOLD_MIB) -> Tuple[in
 
 
 def _judge_without_memory(gpu: Gpu) -> Verdict:
-    """From a list of processes alone nothing is clean: a container hides their pids, a dead one holds memory without any."""
+    hint = "; ask for `nvidia-smi -q -x`"
     if MEMORY in gpu.shows:
         if gpu.utilization_pct is not None and gpu.utilization_pct > BUSY_PCT and not gpu.graphics:
             return Verdict(
@@ -199,10 +197,10 @@ def _judge_without_memory(gpu: Gpu) -> Verdict:
             )
         return Verdict(True, "no compute process, and this GPU does not report its memory")
     if PROCESSES in gpu.shows:
-        return Verdict(False, NO_MEMORY)
+        return Verdict(True, "no compute process listed (this output does not show memory)")
     if UTILIZATION in gpu.shows:
-        return Verdict(False, "this output shows neither memory nor processes" + ASK)
-    return Verdict(False, "this output only names the GPU" + ASK)
+        return Verdict(False, "this output shows neither memory nor processes" + hint)
+    return Verdict(False, "this output only names the GPU" + hint)
 
 
 def _holders(processes: List[GpuProcess], most: int = 3) -> str:
@@ -234,7 +232,7 @@ def judge_all(report: GpuReport, expected: Optional[int] = None) -> Verdict:
             False, "%d of %d GPUs answer%s" % (len(reading.gpus), expected, _missing(reading, expected))
         )
     if not reading.gpus:
-        return Verdict(False, NO_MEMORY)
+        return Verdict(expected in (None, 0), "no compute process listed (this output does not show memory)")
     dirty = [
         (gpu, verdict) for gpu, verdict in ((g, report.verdict(g)) for g in reading.gpus) if not verdict.clean
     ]

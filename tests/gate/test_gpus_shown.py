@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.main import main
 from orchestrator.core.errors import UsageError
 from orchestrator.services.gpus_file import gpus_from_file
 from orchestrator.ui.gpus import gpu_lines
@@ -73,22 +72,3 @@ def test_a_missing_file_says_how_to_make_one() -> None:
     with pytest.raises(UsageError, match="cannot read /no/such/file") as caught:
         gpus_from_file("/no/such/file")
     assert "nvidia-smi -q -x >" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize("name", ["apps_idle.csv", "pmon_idle.txt", "list.txt"])
-def test_what_was_not_measured_is_never_called_clean(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Memory without a process is what an orphan in a container looks like: a list of processes alone proves nothing."""
-    assert main(["gpus", "--from", str(DATA / name)]) == 4
-    out = capsys.readouterr().out
-    assert "ask for `nvidia-smi -q -x`" in out
-    assert out.splitlines()[-1].startswith("not known to be clean: " if name != "apps_idle.csv" else "not clean: ")
-    assert ("memory was not measured" in out) is (name != "list.txt")
-
-
-@pytest.mark.parametrize("text", [(DATA / "topo.txt").read_text(), ""], ids=["topology", "empty"])
-def test_what_tells_of_no_gpu_is_wrong_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
-    path = tmp_path / "smi.txt"
-    path.write_text(text)
-    assert main(["gpus", "--from", str(path)]) == 2
-    said = capsys.readouterr()
-    assert (said.out, str(path) in said.err, "nvidia-smi -q -x >" in said.err) == ("", True, True)

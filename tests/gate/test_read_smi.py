@@ -54,12 +54,12 @@ REAL: dict[str, dict[str, Any]] = {
         "clean": False,
         "per_gpu": [False, False],
     },
-    "apps_idle.csv": {"gpus": [], "compute": [], "clean": False, "per_gpu": []},
+    "apps_idle.csv": {"gpus": [], "compute": [], "clean": True, "per_gpu": []},
     "pmon_idle.txt": {
         "gpus": [[0, None, None], [1, None, None]],
         "compute": [],
-        "clean": False,
-        "per_gpu": [False, False],
+        "clean": True,
+        "per_gpu": [True, True],
     },
     "topo.txt": {"gpus": [], "compute": [], "clean": False, "per_gpu": []},
 }
