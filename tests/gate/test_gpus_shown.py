@@ -68,6 +68,14 @@ def test_powershell_writes_utf_16(tmp_path: Path) -> None:
     assert gpus_from_file(str(path))["clean"] is True
 
 
+def test_a_list_of_processes_alone_is_clean_with_a_reservation() -> None:
+    """Memory without a process is what an orphan in a container looks like: such a list cannot show it."""
+    for name, said in (("apps_idle.csv", "no compute process"), ("pmon_idle.txt", "2 GPUs free")):
+        last = shown(gpus_from_file(str(DATA / name)))[-1]
+        assert last == f"clean as far as this output tells: {said}; memory was not measured, see nvidia-smi -q -x"
+    assert shown(gpus_from_file(str(DATA / "query_gpu.csv")))[-1] == "clean: 2 GPUs free"
+
+
 def test_a_missing_file_says_how_to_make_one() -> None:
     with pytest.raises(UsageError, match="cannot read /no/such/file") as caught:
         gpus_from_file("/no/such/file")
