@@ -10,7 +10,9 @@ from typing import Any
 
 from rich.text import Text
 
+from orchestrator.ui.job import bar_counts, bar_percent
 from orchestrator.ui.text import clean, duration, one_line
+from remote_jobs.agent.phasebars import whole
 from remote_jobs.agent.policy import AGAIN, CHANGE, STOP, usual
 
 MAX_BARS = 6
@@ -68,8 +70,18 @@ def _phase_lines(phases: list[Mapping[str, Any]]) -> list[Text]:
         took = f" {duration(phase['took_s'])}" if phase.get("took_s") is not None else ""
         line.append(", " if number else "").append(f"{one_line(phase['name'])}{took}", _STYLE.get(phase["state"], ""))
         if phase["state"] != "done":
-            line.append(f" ({phase['state']})")
+            line.append(f" ({phase['state']}{_counts(phase)})")
     return [line]
+
+
+def _counts(phase: Mapping[str, Any]) -> str:
+    """``, 17/25 68%`` of a phase that says how far it is: any program may have printed the numbers."""
+    done, total = whole(phase.get("done")), whole(phase.get("total"))
+    if done is None:
+        return ""
+    bar = {"done": done, "total": total or None}
+    percent = bar_percent(bar)
+    return f", {bar_counts(bar)}" + ("" if percent is None else f" {percent:.0f}%")
 
 
 def _name(bar: Mapping[str, Any]) -> str:

@@ -225,8 +225,9 @@ def running_words(attempt: Json, moment: Moment) -> str:
     """Phase, bar and time left of an attempt under way."""
     parts = []
     phase, bar = current_phase(attempt), current_bar(attempt)
-    if phase is not None:
-        parts.append(one_line(str(phase.get("name"))))
+    name = one_line(str(phase.get("name"))) if phase is not None else ""
+    if bar is None or bar_label(bar) != name:  # a phase's own bar names it
+        parts.append(name)
     if bar is not None:
         percent = bar_percent(bar)
         text = f"{bar_label(bar)} {bar_counts(bar)}" + ("" if percent is None else f" {percent:.0f}%")

@@ -21,6 +21,7 @@ from remote_jobs.agent import procs, side
 from remote_jobs.agent.jobdir import JobDir, write_json
 from remote_jobs.agent.logfile import LogFile
 from remote_jobs.agent.markers import Markers
+from remote_jobs.agent.phasebars import PhaseBars
 from remote_jobs.agent.phaseclock import PhaseClock
 
 _SCAN_EVERY_S = 10.0
@@ -81,6 +82,7 @@ class Attempt:
         self.progress = 0
         self._usual = usual or dict
         self._clock = PhaseClock(usual_phases)
+        self._phase_bars = PhaseBars()
         self.env: Dict[str, str] = {}
         self.patch_hash: Optional[str] = None
         self.oom_kills_before: Optional[int] = None
@@ -168,41 +170,48 @@ class Attempt:
             self._follower = Follower(self._usual())
         return self._follower
 
-    def read_log(self) -> List[Any]:
-        """Feed what the job printed since the last call; the follower's updates."""
-        updates: List[Any] = []
+    def read_log(self) -> bool:
+        """Take in what the job printed since the last call; True when a bar, a phase or its count changed."""
+        changed = False
         for chunk in self.log.new_chunks():
             self.last_log_mono = time.monotonic()
             self._search(chunk)
             if self.unreadable is None:
-                updates.extend(self._understand(chunk))
-        return updates
+                changed = self._understand(chunk) or changed
+        return changed
 
-    def _understand(self, chunk: bytes) -> List[Any]:
+    def _understand(self, chunk: bytes) -> bool:
         """Bars, phases and markers of a piece of the log. Whatever a program prints, and whatever we make of it, it runs on."""
         try:
-            updates: List[Any] = self.follower.feed(chunk)
             self.markers.feed(chunk)
+            updates = self.follower.feed(chunk)
+            snapshot, mono = self.follower.snapshot(), time.monotonic()
             if updates:
-                self._note_bar_progress()
-                self._clock.take(self.follower.snapshot()["phases"], time.monotonic(), time.time())
+                self._note_bar_progress(snapshot["bars"])
+                self._clock.take(snapshot["phases"], mono, time.time())
+            return self._phase_bars.take(snapshot["phases"], mono) or bool(updates)
         except Exception as exc:
             traceback.print_exc()
             sys.stderr.flush()
             self._follower = None
             self.unreadable = "{}: {}".format(type(exc).__name__, exc)[:200]
-            return []
-        return updates
+            return False
 
     def snapshot(self) -> Dict[str, Any]:
-        """Bars and phases as in explain's JSON, the phases with their times."""
+        """Bars and phases as in explain's JSON; the phases with their times, and as bars where they have none."""
         if self._follower is None:
             return {"bars": [], "phases": []}
         snapshot: Dict[str, Any] = self.follower.snapshot()
-        return {**snapshot, "phases": self._clock.annotate(snapshot["phases"], time.monotonic())}
+        bars, phases = snapshot["bars"], snapshot["phases"]
+        return {
+            **snapshot,
+            # First, so that bars that the log really shows come before them where there is room for one.
+            "bars": [*self._phase_bars.missing(phases, bars), *bars],
+            "phases": self._clock.annotate(phases, time.monotonic()),
+        }
 
-    def _note_bar_progress(self) -> None:
-        now = {(bar["label"], bar["worker"], bar["instance"]): bar["done"] for bar in self.snapshot().get("bars", [])}
+    def _note_bar_progress(self, bars: Sequence[Mapping[str, Any]]) -> None:
+        now = {(bar["label"], bar["worker"], bar["instance"]): bar["done"] for bar in bars}
         if now != self._bar_progress:
             self._bar_progress, self._bar_mono = now, time.monotonic()
 

@@ -237,6 +237,23 @@ def test_watch_in_a_pipe_prints_dated_lines_and_exits_as_the_job_did(host: Host)
     assert "\x1b" not in answer.out
 
 
+def test_what_a_program_says_of_its_own_progress_is_shown_as_a_bar_is(host: Host) -> None:
+    """`::orch` lines, as `orch init`'s first plan prints them: in status, watch and explain, with an expected end."""
+    marker = """'::orch {"phase": "count", "state": "progress", "done": '$i', "total": 25}'"""
+    job, work = host.launch(f"for i in $(seq 17); do echo {marker}; sleep 0.15; done; {GO}")
+    wait_until(lambda: "count 17/25 68%" in host.quick("status", job, expect=0).out, "the count is shown", every_s=0.2)
+    line = host.quick("status", job, expect=0).out.splitlines()[1]
+    assert re.search(r"running +count 17/25 68%, \d\d:\d\d.* left, for ", line), line
+    assert "phases: count (running, 17/25 68%)" in host.quick("explain", host.job(job).log(1, "work"), expect=0).out
+    with host.laptop.started("watch", job) as process:
+        assert process.stdout is not None
+        wait_until(lambda: "count 17/25 68%" in process.stdout.readline().decode(), "a dated line tells the count")
+        (work / "go").touch()
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "17/25" not in out.decode(), "told once"
+
+
 def test_launch_watch_exits_as_the_job_did(host: Host) -> None:
     plan, _ = host.plan({"name": "work", "run": "exit 5", "retry": {"attempts": 1}})
     answer = host.laptop.run("launch", plan, "--no-preflight", "--watch")

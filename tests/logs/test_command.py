@@ -157,6 +157,24 @@ def test_people_get_the_state_of_a_running_job():
     assert "load_weights (running)" in text
 
 
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ('"done": 17, "total": 25', "count (running, 17/25 68%)"),
+        ('"done": 17', "count (running, 17)"),
+        ('"done": 17, "total": 0', "count (running, 17)"),
+        ('"done": 30, "total": 25', "count (running, 30/25 100%)"),
+        ('"total": 25', "count (running)"),
+        ('"done": NaN, "total": Infinity', "count (running)"),
+        ('"done": 1e999, "total": true', "count (running)"),
+    ],
+)
+def test_people_get_how_far_a_phase_says_it_is(counts, words):
+    data = b'::orch {"phase": "count", "state": "progress", %s}\n' % counts.encode()
+    [line] = [line.plain for line in explain_lines(explain_bytes(data)) if line.plain.startswith("phases")]
+    assert line == f"phases: {words}"
+
+
 def test_a_missing_file_is_wrong_usage(capsys):
     status, _, err = run_orch(capsys, "explain", "/no/such.log")
     assert status == 2
