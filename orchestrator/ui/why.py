@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from orchestrator.ui.job import Json, changes_words, exit_words, lost_words, state_style
+from orchestrator.ui.job import Json, changes_words, exit_words, lost_words, state_style, verdict_words
 from orchestrator.ui.text import clean, one_line
 
 MAX_EVIDENCE = 8
@@ -95,7 +95,7 @@ def next_block(answer: Json) -> list[Text]:
                 f"{one_line(str(one.get('step')))} attempt {one.get('n')}",
                 str(one.get("state")),
                 exit_words(one.get("exit_status")) if one.get("state") != "succeeded" else "",
-                str(one.get("class") or ""),
+                verdict_words(one) if one.get("class") else "",
                 changes_words(one.get("changes")),
             ]
             lines.append(Text("  " + ", ".join(part for part in parts if part)))

@@ -91,16 +91,19 @@ class Facts:
 def judge(facts: Facts) -> Dict[str, Any]:
     """State, verdict and progress of an ended attempt: {state, verdict, progress, survey}.
 
-    `stop_kind` user and service are no failures; a hang keeps the verdict it was stopped for.  ``survey``: None unless
+    `stop_kind` user and service are no failures; a hang keeps the verdict it was stopped for; nothing in the log of an
+    attempt that was ended with its service can say why, so it is not read.  ``survey``: None unless
     a GPU failed; then which ones work, and which are to blame.
     """
     counted = _counted(facts)
     progress = counted if counted is not None else facts.marker_progress
     if facts.uses == "train" and counted is None:
         progress = saved_training_step(facts.output)
-    if facts.stop_kind in ("user", "service", "service_lost", "slurm"):
-        state = {"service": "succeeded", "service_lost": "failed"}.get(facts.stop_kind, "stopped")
+    if facts.stop_kind in ("user", "service", "slurm"):
+        state = "succeeded" if facts.stop_kind == "service" else "stopped"
         return {"state": state, "verdict": None, "progress": progress}
+    if facts.stop_kind == "service_lost":
+        return {"state": "failed", "verdict": service_lost_verdict(facts.stop_reason), "progress": progress}
     verdict = _verdict(facts, counted)
     if verdict is None:
         return {"state": "succeeded", "verdict": None, "progress": progress}
@@ -269,6 +272,8 @@ def fallback(attempt: Attempt, error: Optional[str]) -> Dict[str, Any]:
     """Judgement when the side task itself failed: unknown, never a dead supervisor."""
     if attempt.exit_status == 0 and attempt.stop_kind is None:
         return {"state": "succeeded", "verdict": None, "progress": attempt.work_done()}
+    if attempt.stop_kind == "service_lost":
+        return {"state": "failed", "verdict": service_lost_verdict(attempt.stop_reason), "progress": attempt.work_done()}
     stopped = attempt.stop_kind in ("user", "service", "slurm")
     state = ("succeeded" if attempt.stop_kind == "service" else "stopped") if stopped else "failed"
     verdict = None if stopped else unknown_verdict("the log could not be judged: {}".format(error), signature="judge")
@@ -296,6 +301,14 @@ def lost_verdict(attempt: Mapping[str, Any], left: List[int], *, rebooted: bool 
     if left:
         summary += "; {} process(es) still ran and were ended".format(len(left))
     return unknown_verdict(summary, signature="supervisor_lost", klass="killed", retry="yes")
+
+
+def service_lost_verdict(reason: Optional[str]) -> Dict[str, Any]:
+    """An attempt that was ended since its work was in vain: the service that its step needs had ended by itself."""
+    return unknown_verdict(
+        "orch ended this attempt because {}, which the step needs".format(reason or "a service ended"),
+        signature="service_lost", klass="killed", advice="see what the service died of: orch why JOB",
+    )  # fmt: skip
 
 
 def start_failure_text(argv: Sequence[str], workdir: str, exc: BaseException) -> str:

@@ -127,6 +127,7 @@ def _ledger(state: Dict[str, Any]) -> List[Dict[str, Any]]:
             "ended_at": one["ended_at"],
             "exit_status": one["exit_status"],
             "class": (one.get("verdict") or {}).get("class"),
+            "summary": (one.get("verdict") or {}).get("summary"),
             "changes": one.get("changes"),
         }
         for item in state["steps"]

@@ -375,6 +375,24 @@ def test_of_two_failed_steps_the_first_to_fail_is_the_cause(host: Host) -> None:
     assert host.quick("why", job, "--step", "late", "--json", expect=0).json["exit_status"] == 4
 
 
+def test_a_step_that_was_ended_with_its_service_says_so(host: Host) -> None:
+    plan, work = host.plan(
+        {"name": "web", "run": f"echo up; {GO}; exit 3", "service": {"ready": {"log": "up"}}, "retry": {"attempts": 1}},
+        {"name": "user", "run": "touch running; exec sleep 600", "needs": ["web"]},
+    )
+    job = host.start(plan)
+    wait_until((work / "running").exists, "the step that needs the service runs")
+    (work / "go").touch()
+    assert "step web, attempt 1 (exit 3)" in host.quick("wait", job, expect=1).err
+    said = "orch ended this attempt because the service web ended, which the step needs"
+    [line] = [line for line in host.quick("status", job, expect=0).out.splitlines() if line.startswith("  user")]
+    assert re.search(rf"user +skipped +took .*{said}", line), line
+    assert re.search(rf"user attempt 1, failed, .*{said}", host.quick("why", job, expect=0).out)
+    assert said in host.quick("why", job, "--step", "user", expect=0).out
+    assert said in host.quick("watch", job, expect=1).out
+    assert host.quick("wait", job).status == 1
+
+
 def test_extend_moves_the_limit_of_what_runs(host: Host) -> None:
     job, work = host.launch(GO, timeout_s="10m")
     assert host.quick("extend", job, "2h", expect=0).out == f"{job} work may run for 2h10m\n"

@@ -52,7 +52,7 @@ def test_the_death_of_a_service_costs_its_users_nothing(box: Box) -> None:
     assert len(pids(box)) == 2
     box.release_go()
     box.hurry(job, "succeeded")
-    assert box.verdicts(job, 1) == [None, None]
+    assert box.verdicts(job, 1) == ["killed", None], "it is told that orch ended it, and why"
 
 
 def test_a_user_that_felt_it_first_is_not_charged_either(box: Box) -> None:
