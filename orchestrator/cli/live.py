@@ -133,7 +133,9 @@ class LiveWatch:
         for update in updates:
             self.version += self._matters(update)
             if update.job is not None and (update.before is not None or len(self.watching.view.jobs) == 1):
-                self.screen.recent += job_changes(update.before, self.watching.view.jobs[update.job], moment)
+                seen_at = self.watching.view.hosts[update.host].seen_at
+                after = self.watching.view.jobs[update.job]
+                self.screen.recent += job_changes(update.before, after, moment, seen_at=seen_at)
             elif update.link == "waking":
                 words = f"this laptop slept for {duration(update.slept_s)}; looking again"
                 self.screen.recent.append(host_change(update.host, words, moment))

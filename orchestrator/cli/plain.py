@@ -43,7 +43,8 @@ def _changes(session: Session, watching: Watch, update: Update, broken: set[str]
         return _link_change(watching, update, moment, broken)
     if update.job is None:
         return []
-    return job_changes(update.before, watching.view.jobs[update.job], moment)
+    seen_at = watching.view.hosts[update.host].seen_at
+    return job_changes(update.before, watching.view.jobs[update.job], moment, seen_at=seen_at)
 
 
 def _link_change(watching: Watch, update: Update, moment: Moment, broken: set[str]) -> list[Change]:

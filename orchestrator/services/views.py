@@ -6,7 +6,7 @@ Must import nothing but the standard library and what is as light, so that rende
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from remote_jobs.agent.causes import failed_steps
@@ -25,6 +25,13 @@ class HostView:
     round_trip_s: float | None = None
     skew_s: float | None = None
     gpus: dict[str, Any] | None = None
+
+    @property
+    def seen_at(self) -> datetime | None:
+        """What the host's own clock showed at its last answer; None while it does not answer."""
+        if self.looked_at is None or self.link != "connected":
+            return None
+        return self.looked_at + timedelta(seconds=self.skew_s or 0.0)
 
 
 @dataclass

@@ -63,13 +63,19 @@ _TONE: Mapping[str, str] = {
 }
 
 
-def job_changes(before: Json | None, after: Json, moment: Moment) -> list[Change]:
-    """Facts that ``after`` has and ``before`` has not, oldest first. ``before`` None: the whole story so far."""
+def job_changes(
+    before: Json | None, after: Json, moment: Moment, *, seen_at: datetime | None = None
+) -> list[Change]:
+    """Facts that ``after`` has and ``before`` has not, oldest first. ``before`` None: the whole story so far.
+
+    ``seen_at``: the host's clock when it said so, which all its own times are by. By this laptop's clock, and a moment
+    later, "queued" would be younger than the start that the next answer tells of.
+    """
     host, job = one_line(str(after.get("host"))), str(after.get("id"))
     found: list[Change] = []
     over = str(after.get("state")) in {"succeeded", "failed", "stopped"}
     # What has no time of its own was so by now, and not after the job's end.
-    undated = _time(after.get("ended_at") if over else None, moment.now)
+    undated = _time(after.get("ended_at") if over else None, seen_at or moment.now)
 
     def add(text: str, *, at: Any = None, step: str = "", tone: str = "plain") -> None:
         found.append(Change(_time(at, moment.now) if at else undated, host, job, one_line(step), text, tone))

@@ -233,6 +233,7 @@ def test_watch_in_a_pipe_prints_dated_lines_and_exits_as_the_job_did(host: Host)
     assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ box ", line) for line in lines), lines
     assert any(f"{job} work: attempt 1 started" in line for line in lines)
     assert any("exit 4" in line for line in lines)
+    assert [line[:20] for line in lines] == sorted(line[:20] for line in lines)
     assert f"{job}: failed" in lines[-1]
     assert "\x1b" not in answer.out
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.keys import split_keys
+from orchestrator.services.views import HostView
 from orchestrator.ui.changes import host_change, job_changes
 from orchestrator.ui.job import Moment
 from orchestrator.ui.live import render
@@ -128,6 +129,24 @@ def test_lines_of_one_answer_are_in_the_order_of_their_times() -> None:
     assert changes[0].text == "GPU 3 was left out"
     assert changes[-1].text.startswith("failed, after")
     assert {change.at for change in changes} <= {f"2026-11-29T13:{end}Z" for end in ("50:00", "58:59", "59:00")}
+
+
+def test_lines_of_two_answers_are_in_the_order_of_their_times() -> None:
+    """What has no time of its own gets that of the answer, by the host's clock: drawn later, by a clock that is ahead of
+    it, "queued" would come an hour after the start that the next answer tells of.
+    """
+    answered, ahead = NOW - timedelta(hours=1, seconds=0.3), Moment(NOW, MOMENT.zone)
+    host = HostView("gpubox", link="connected", looked_at=NOW, skew_s=(answered - NOW).total_seconds())
+    queued = job(state="queued", started_at=None, eta=None, steps=[step("work", "queued")])
+    started = (answered + timedelta(seconds=0.1)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    running = job(state="running", eta=None, steps=[step("work", "running", [attempt(started_at=started)])])
+    first = job_changes(None, queued, ahead, seen_at=host.seen_at)
+    second = job_changes(queued, running, ahead, seen_at=host.seen_at)
+    assert [change.text for change in first] == ["queued"]
+    assert "attempt 1 started" in [change.text for change in second]
+    assert first[0].at <= min(change.at for change in second)
+    host.link = "reconnecting"
+    assert host.seen_at is None, "what is only remembered was not seen just now"
 
 
 def test_nothing_new_is_no_line() -> None:
