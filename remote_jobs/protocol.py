@@ -49,6 +49,7 @@ HISTORY_DIR = "history"
 
 MARKER_ENV = "ORCH_JOB"
 """Every process of a job carries this variable, with the job id as its value."""
+STEP_ENV = "ORCH_STEP"
 MARKER_LINE = "::orch "
 """Steps report by lines that start with this text, followed by one JSON object."""
 MAX_COUNT = 1 << 53

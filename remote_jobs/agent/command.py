@@ -144,7 +144,7 @@ def environment(
     env.update(
         {
             protocol.MARKER_ENV: spec.id,
-            "ORCH_STEP": step.name,
+            protocol.STEP_ENV: step.name,
             "ORCH_ATTEMPT": str(attempt),
             "ORCH_WORKDIR": places.workdir,
             "ORCH_FILES": places.files,

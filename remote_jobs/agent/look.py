@@ -298,19 +298,20 @@ class Looker:
         return {"reason": reason, "main_alive": main_alive, "boot_changed": booted_elsewhere, "processes": rows}
 
     def _add_processes(self, job: JobDir, state: Dict[str, Any], table: procs.Snapshot) -> None:
-        supervisor = (state.get("supervisor") or {}).get("pid")
-        for item in state["steps"]:
-            for attempt in item["attempts"]:
-                pid = attempt.get("pid")
-                if attempt["state"] not in ("running", "stopping") or not pid:
-                    continue
-                rows = procs.find_job(job.id, at=table, sessions=[pid])
-                wanted = {pid} | procs.descendants(pid, {row.pid: row for row in rows})
-                # With one active attempt everything marked is its own; with several, descent and session decide.
-                mine = [row for row in rows if row.pid in wanted or row.session == pid]
-                meter = self._meters.setdefault("{}/{}/{}".format(job.id, item["name"], attempt["n"]), procs.CpuMeter())
-                skip = {supervisor, os.getpid()}
-                attempt["processes"] = meter.rows([row for row in mine if row.pid not in skip], time.monotonic())
+        active = {
+            str(item["name"]): attempt
+            for item in state["steps"]
+            for attempt in item["attempts"]
+            if attempt["state"] in ("running", "stopping") and attempt.get("pid")
+        }
+        mains = {name: int(attempt["pid"]) for name, attempt in active.items()}
+        rows = procs.find_job(job.id, at=table, sessions=mains.values()) if mains else []
+        owners = procs.owners(rows, mains)
+        skip = {(state.get("supervisor") or {}).get("pid"), os.getpid()}
+        for name, attempt in active.items():
+            mine = [row for row in rows if owners.get(row.pid) == name and row.pid not in skip]
+            meter = self._meters.setdefault("{}/{}/{}".format(job.id, name, attempt["n"]), procs.CpuMeter())
+            attempt["processes"] = meter.rows(mine, time.monotonic())
 
     # ------------------------------------------------------------------------------------------------------------ logs
 

@@ -15,9 +15,9 @@ import pwd
 import signal
 import time
 from dataclasses import dataclass
-from typing import Dict, Iterable, List, Optional, Set
+from typing import Dict, Iterable, List, Mapping, Optional, Set
 
-from remote_jobs.protocol import MARKER_ENV, ProcessId
+from remote_jobs.protocol import MARKER_ENV, STEP_ENV, ProcessId
 
 PR_SET_CHILD_SUBREAPER = 36
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -115,12 +115,12 @@ def table() -> Dict[int, Proc]:
     return found
 
 
-def marker(pid: int) -> Optional[str]:
-    """Value of ORCH_JOB in a process's initial environment; None when absent, wiped or unreadable."""
+def marker(pid: int, name: str = MARKER_ENV) -> Optional[str]:
+    """Value of ORCH_JOB (or ``name``) in a process's initial environment; None when absent, wiped or unreadable."""
     try:
         with open("/proc/{}/environ".format(pid), "rb") as file:
             for item in file.read(1 << 20).split(b"\0"):
-                if item.startswith(MARKER_ENV.encode() + b"="):
+                if item.startswith(name.encode() + b"="):
                     return item.partition(b"=")[2].decode("utf-8", "replace")
     except OSError:
         pass
@@ -151,11 +151,16 @@ def user_name(uid: int) -> str:
 
 def descendants(root: int, rows: Dict[int, Proc]) -> Set[int]:
     """Pids below ``root`` (not itself) in this table."""
+    return _below([root], rows)
+
+
+def _below(roots: Iterable[int], rows: Dict[int, Proc]) -> Set[int]:
+    """Pids below any of ``roots`` in this table, which is gone through once."""
     children: Dict[int, List[int]] = {}
     for proc in rows.values():
         children.setdefault(proc.ppid, []).append(proc.pid)
     found: Set[int] = set()
-    stack = list(children.get(root, ()))
+    stack = [pid for root in roots for pid in children.get(root, ())]
     while stack:
         pid = stack.pop()
         if pid not in found:
@@ -231,8 +236,8 @@ def find_job(
     rows = at.rows
     me = os.getuid()
     skip = set(exclude)
-    for pid in tuple(skip):
-        skip |= descendants(pid, rows)
+    if skip:
+        skip |= _below(tuple(skip), rows)
     skip.add(os.getpid())
     wanted = descendants(supervisor, rows) if supervisor else set()
     wanted_sessions = set(sessions)
@@ -243,11 +248,30 @@ def find_job(
         marked = ours and proc.pid not in wanted and proc.pid != supervisor and at.marker(proc.pid) == job
         if marked or (proc.pid, proc.start_ticks) in known or (ours and proc.session in wanted_sessions):
             wanted.add(proc.pid)
-    for pid in tuple(wanted):
-        wanted |= descendants(pid, rows)
+    wanted |= _below(tuple(wanted), rows)
     if supervisor:
         skip.add(supervisor)
     return [rows[pid] for pid in sorted(wanted) if pid in rows and pid not in skip and rows[pid].state not in "ZX"]
+
+
+def owners(rows: Iterable[Proc], mains: Mapping[str, int]) -> Dict[int, str]:
+    """Pid -> the step whose running attempt a process of one job belongs to. ``mains``: step -> pid of its main process.
+
+    By descent and session; what left both (setsid, a daemon) by the step in its environment, or is the only step's.
+    """
+    found: Dict[int, str] = {}
+    table = {row.pid: row for row in rows}
+    for name, main in mains.items():
+        members = {main} | descendants(main, table) | {row.pid for row in table.values() if row.session == main}
+        found.update(dict.fromkeys(members, name))
+    only = next(iter(mains)) if len(mains) == 1 else None
+    for pid in table:
+        if pid not in found:
+            step = marker(pid, STEP_ENV)
+            owner = step if step in mains else only
+            if owner is not None:
+                found.update(dict.fromkeys(({pid} | descendants(pid, table)) - set(found), owner))
+    return found
 
 
 def send_signal(proc: Proc, signum: int) -> bool:

@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.core.answers import check_record
 from tests.support.host_side import Agent, HostSide, Refused, attempts, ended, log_text, look, pythons
-from tests.support.jobdir import alive, environment, kill
+from tests.support.jobdir import JobDir, alive, environment, kill
 from tests.support.waiting import wait_until
 
 
@@ -542,6 +542,31 @@ def test_the_process_table_shows_the_job(host: HostSide) -> None:
     commands = [process["command"] for process in attempt["processes"]]
     assert any("sleep 61" in command for command in commands)
     assert {"pid", "ppid", "user", "state", "cpu_pct", "rss_mib", "command"} <= set(attempt["processes"][0])
+
+
+DAEMON = "( setsid sh -c 'sleep {0} & exec sleep 1{0}' & ) ; sleep 2{0}"
+"""A session of its own, its parent gone, with a child: neither descent nor session leads to it from the main process."""
+
+
+def commands(agent: Agent, job: JobDir) -> list[set[str]]:
+    """What each step's running attempt is shown to run, its shells left out."""
+    steps = look(agent, job.id, processes=True)["state"]["steps"]
+    found = [[row["command"] for one in item["attempts"] for row in one.get("processes") or []] for item in steps]
+    return [{command for command in some if command.startswith("sleep")} for some in found]
+
+
+def test_what_left_the_main_process_is_shown_as_stop_knows_it(host: HostSide) -> None:
+    agent = host.agent()
+    job = host.launch(agent, DAEMON.format(71))
+    wait_until(lambda: commands(agent, job) == [{"sleep 71", "sleep 171", "sleep 271"}], "all of the job's are shown")
+
+
+def test_what_left_is_shown_at_its_own_step(host: HostSide) -> None:
+    agent = host.agent()
+    wiped = "( setsid sh -c 'env -i sleep 73 & exec sleep 173' & ) ; sleep 273"
+    job = host.launch(agent, [step("one", DAEMON.format(72)), step("two", wiped)])
+    expected = [{"sleep 72", "sleep 172", "sleep 272"}, {"sleep 73", "sleep 173", "sleep 273"}]
+    wait_until(lambda: commands(agent, job) == expected, "each step shows its own", seen=lambda: commands(agent, job))
 
 
 def test_the_first_look_knows_what_a_process_has_used(host: HostSide) -> None:
