@@ -66,10 +66,13 @@ def fetch(
     if answer["links"]:
         names = ", ".join(one_line(item["path"]) for item in answer["links"][:5])
         say(f"orch: {plural(len(answer['links']), 'link')} not followed: {names}")
+    if answer["special"]:
+        names = ", ".join(f"{one_line(item['path'])} ({one_line(item['kind'])})" for item in answer["special"][:5])
+        say(f"orch: {plural(len(answer['special']), 'special file')} left out: {names}")
     for item in answer["skipped"]:
         say(f"orch: not fetched: {one_line(item['path'])}: {one_line(item['reason'])}")
     if what is What.OUTPUTS and not any(
-        answer[kind] for kind in ("fetched", "unchanged", "links", "skipped")
+        answer[kind] for kind in ("fetched", "unchanged", "links", "special", "skipped")
     ):
         say(
             "orch: no file found: outputs are what lies in $ORCH_OUTPUT, <workdir>/<step> unless the step's `output:` names another"

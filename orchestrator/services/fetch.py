@@ -69,7 +69,8 @@ def fetch(
     what: str = "outputs",
     progress: Progress,
 ) -> dict[str, Any]:
-    """Bring files; ``{"job", "host", "dest", "fetched": [...], "unchanged": [...], "links": [...], "skipped": [...]}``.
+    """Bring files; ``{"job", "host", "dest", "fetched": [...], "unchanged": [...], "links": [...], "special": [...],
+    "skipped": [...]}``, where ``special`` are FIFOs, sockets and devices.
 
     Args:
         include: globs that a file's path or name must fit.
@@ -93,6 +94,7 @@ def fetch(
         "fetched": [],
         "unchanged": [],
         "links": [],
+        "special": [],
         "skipped": [],
     }
     try:
@@ -104,7 +106,7 @@ def fetch(
     listing = agent.request("list", job=job.id, roots=roots)
     if listing.get("truncated"):
         answer["skipped"].append({"path": "...", "reason": "the host has more files than one listing holds"})
-    for remote in _wanted(listing.get("entries") or [], view.get("workdir"), include, what, answer["links"]):
+    for remote in _wanted(listing.get("entries") or [], view.get("workdir"), include, what, answer):
         _one(agent, remote, place, progress, answer)
     return answer
 
@@ -114,8 +116,9 @@ def _wanted(
     workdir: str | None,
     include: Sequence[str],
     what: str,
-    links: list[Any],
+    answer: dict[str, Any],
 ) -> Iterator[_Remote]:
+    """The regular files that were asked for; what else was is noted in ``answer``."""
     seen: set[str] = set()
     for entry in entries:
         absolute = str(entry.get("absolute"))
@@ -127,10 +130,12 @@ def _wanted(
             continue
         if entry.get("root") == "job" and what == "logs" and not _is_log(str(entry.get("path"))):
             continue
-        if entry.get("kind") != "file":
-            links.append({"path": name})
-            continue
-        yield _Remote(name, absolute, int(entry["size"]), int(entry["mtime_ns"]))
+        if entry.get("kind") == "file":
+            yield _Remote(name, absolute, int(entry["size"]), int(entry["mtime_ns"]))
+        elif entry.get("kind") == "link":
+            answer["links"].append({"path": name})
+        elif entry.get("root") != "job":  # a job's records hold a FIFO of ours, which nobody misses
+            answer["special"].append({"path": name, "kind": str(entry.get("kind"))})
 
 
 def _local_name(entry: dict[str, Any], workdir: str | None) -> str:

@@ -20,6 +20,7 @@ from remote_jobs.agent.launching import AgentError, disk_error
 
 MAX_CHUNK_BYTES = 1 << 20
 _MAX_ENTRIES = 200_000
+_KINDS = {stat.S_IFREG: "file", stat.S_IFLNK: "link", stat.S_IFIFO: "fifo", stat.S_IFSOCK: "socket"}
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -117,10 +118,10 @@ def get(path: str, offset: int, length: int, mtime_ns: Optional[int]) -> Tuple[D
 
 
 def list_files(layout: Layout, job_id: Optional[str], roots: Sequence[str], globs: Sequence[str]) -> Dict[str, Any]:
-    """Regular files below each root: {entries: [{root, path, absolute, size, mtime_ns, kind}], truncated}.
+    """What lies below each root, folders apart: {entries: [{root, path, absolute, size, mtime_ns, kind}], truncated}.
 
-    Roots: "job" (the job's directory), "outputs" (every step's output), or an absolute path.  A link is reported as
-    kind "link" and never followed.
+    Roots: "job" (the job's directory), "outputs" (every step's output), or an absolute path.  Kinds: file; link, which is
+    never followed; fifo, socket and device, which hold nothing to fetch.
     """
     entries: List[Dict[str, Any]] = []
     for root in roots:
@@ -175,12 +176,6 @@ def _walk(label: str, top: str, globs: Sequence[str], entries: List[Dict[str, An
 def _add(label: str, absolute: str, relative: str, entries: List[Dict[str, Any]]) -> None:
     with contextlib.suppress(OSError):
         status = os.lstat(absolute)
-        if stat.S_ISREG(status.st_mode):
-            kind = "file"
-        elif stat.S_ISLNK(status.st_mode):
-            kind = "link"
-        else:
-            return  # sockets, FIFOs and devices are nothing to fetch
         entries.append(
             {
                 "root": label,
@@ -188,6 +183,6 @@ def _add(label: str, absolute: str, relative: str, entries: List[Dict[str, Any]]
                 "absolute": absolute,
                 "size": status.st_size,
                 "mtime_ns": status.st_mtime_ns,
-                "kind": kind,
+                "kind": _KINDS.get(stat.S_IFMT(status.st_mode), "device"),
             }
         )

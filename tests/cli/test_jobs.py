@@ -479,7 +479,8 @@ def test_logs_of_what_is_not_there(host: Host) -> None:
 def test_fetch_brings_verifies_skips_and_resumes(host: Host, tmp_path: Path) -> None:
     job, work = host.launch(
         "mkdir -p out/deep; head -c 3000000 /dev/zero | tr '\\0' x > out/big.bin; echo '{}' > out/deep/a.json; "
-        "ln -s /etc/passwd out/link; ln -s / out/all; touch -d 2020-01-02T03:04:05Z out/deep/a.json",
+        "ln -s /etc/passwd out/link; ln -s / out/all; touch -d 2020-01-02T03:04:05Z out/deep/a.json; mkfifo out/deep/pipe; "
+        "python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('out/sock')\"",
         output="out",
     )
     host.quick("wait", job, expect=0)
@@ -490,6 +491,10 @@ def test_fetch_brings_verifies_skips_and_resumes(host: Host, tmp_path: Path) -> 
     assert big.read_bytes() == (work / "out" / "big.bin").read_bytes()
     assert (dest / "out" / "deep" / "a.json").stat().st_mtime == (work / "out" / "deep" / "a.json").stat().st_mtime
     assert not (dest / "out" / "link").exists()
+    assert [path.name for path in dest.rglob("*") if not path.is_dir() and not path.is_file()] == []
+    told = host.quick("fetch", job, dest, expect=0).err
+    assert "2 links not followed: out/all, out/link" in told
+    assert "2 special files left out: out/sock (socket), out/deep/pipe (fifo)" in told
     assert [path for path in dest.rglob("*") if path.name.endswith(".part")] == []
     again = host.quick("fetch", job, dest, "--json", expect=0).json
     assert again["fetched"] == []
@@ -516,6 +521,7 @@ def test_fetch_logs_and_globs(host: Host, tmp_path: Path) -> None:
     host.quick("fetch", job, tmp_path / "logs", "--what", "logs", expect=0)
     assert (tmp_path / "logs/orch-job/steps/1-work/attempts/1/log").read_bytes() == b"said\n"
     assert (tmp_path / "logs/orch-job/spec.json").exists()
+    assert "special" not in host.quick("fetch", job, tmp_path / "all", "--what", "all", expect=0).err
     host.quick("fetch", job, tmp_path / "some", "--include", "*.json", expect=0)
     assert sorted(path.name for path in (tmp_path / "some").rglob("*") if path.is_file()) == ["b.json"]
 
