@@ -188,7 +188,7 @@ ANSWERS: Mapping[str, Mapping[Any, Any]] = {
     "hello": {"hello!": _HELLO},
     "look": {"jobs!": {}, "unreadable": {str: str}, "logs": [_LOG], "gpus": _GPUS, "disk": {}},
     "launch": {"job!": str, "state": _STATE, "warnings": [str]},
-    "control": {"acknowledged": bool, "seq": _SIZE, "state": _STATE, "limits_s": {str: _SECONDS}},
+    "control": {"acknowledged": bool, "seq": _SIZE, "state": _STATE, "limits_s": {str: _SECONDS}, "steps": [str]},
     "preflight": {"checks!": [{"step": str, "name!": str, "verdict!": str, "took_s": _SECONDS, "found~": str, "fix": str}]},
     "gpus": _GPUS,
     "probe": _PROBE,

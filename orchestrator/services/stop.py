@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.answers import check_record, fits
+from orchestrator.core.answers import check_record
 from orchestrator.core.errors import ProtocolError
 from orchestrator.services.look import job_view, look, remember
 from orchestrator.services.resolve import FoundJob
@@ -45,7 +45,7 @@ def control(
         "seq": seq,
         "state": state.get("state"),
         **({"limits_s": answer["limits_s"]} if answer.get("limits_s") is not None else {}),
-        **({"steps": answer["steps"]} if answer.get("steps") and fits(answer["steps"], [str]) else {}),
+        **({"steps": answer["steps"]} if answer.get("steps") else {}),
     }
 
 

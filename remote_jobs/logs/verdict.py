@@ -265,7 +265,9 @@ def _evidence(best: Finding, findings: List[Finding], around: Circumstances) -> 
 
 def _from_finding(best: Finding, findings: List[Finding], around: Circumstances) -> Dict[str, Any]:
     rule = best.rule
-    summary = rule.proves[:1].upper() + rule.proves[1:] + "."
+    first = rule.proves.split(" ", 1)[0]
+    start = first if "_" in first else first[:1].upper() + first[1:]  # a parameter is written as it is typed
+    summary = start + rule.proves[len(first) :] + "."
     if best.worker:
         summary = "{} (seen in {})".format(summary[:-1], best.worker) + "."
     asked = _GOT_SIGNAL.search(best.text)

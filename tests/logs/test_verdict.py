@@ -402,6 +402,8 @@ def test_the_summary_names_worker_and_signal() -> None:
     assert failure_of(a(worker="Worker_TP3"))["summary"] == "It broke (seen in Worker_TP3)."
     assert failure_of(a(text="torchrun got signal: 15"))["summary"] == "It broke. SIGTERM: someone asked it to stop."
     assert failure_of(a(text="torchrun got signal: 63"))["summary"] == "It broke."
+    named = Finding(**{**a()._asdict(), "rule": Rule("r", "config", "x", "max_model_len is too large", "x", "here")})
+    assert failure_of(named)["summary"] == "max_model_len is too large."
 
 
 def test_only_wrappers_means_that_the_cause_is_not_in_the_log() -> None:
