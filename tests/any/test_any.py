@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hosts import Hosts
+from tests.support.jobdir import JobDir
 from tests.support.laptop import Answer
 from tests.support.waiting import wait_until
 
@@ -54,11 +55,17 @@ def plan_of(hosts: Hosts, name: str, **step: object) -> Path:
     return path
 
 
+def ids(hosts: Hosts) -> dict[str, set[str]]:
+    """The jobs of each host."""
+    return {name: {job.id for job in hosts.jobs(name)} for name in hosts.entries}
+
+
 def test_the_first_open_gate_wins_and_the_closed_are_said(
     hosts: Hosts, foreigner: subprocess.Popen[bytes]
 ) -> None:
     plan = plan_of(hosts, "wins")
     hosts.smi["first"].hold(0, foreigner.pid, 40_000)
+    before = ids(hosts)
     answer = launch(hosts, plan)
     assert answer.status == 0, answer
     assert answer.json["host"] == "second"
@@ -67,15 +74,14 @@ def test_the_first_open_gate_wins_and_the_closed_are_said(
     assert f"pid {foreigner.pid}" in answer.err
     assert "third" not in answer.err
     hosts.laptop.run("wait", answer.json["job"], expect=0)
-    assert not hosts.jobs("first")
-    assert not hosts.jobs("third")
+    assert {**ids(hosts), "second": before["second"]} == before
 
     # With its own job on the card a host would queue the next one: that is no open gate either.
     for smi in hosts.smi.values():
         smi.save(processes=[])
     busy = launch(hosts, plan_of(hosts, "busy", run="until [ -e go ]; do sleep 0.05; done")).json
     assert busy["host"] == "first"
-    mine = wait_until(lambda: hosts.jobs("first")[0].main, "the job runs")
+    mine = wait_until(lambda: JobDir(hosts.root("first"), busy["job"]).main, "the job runs")
     hosts.smi["first"].hold(0, mine, 40_000)
     assert launch(hosts, plan_of(hosts, "next")).json["host"] == "second"
     (hosts.folder / "busy" / "go").touch()
@@ -84,7 +90,7 @@ def test_the_first_open_gate_wins_and_the_closed_are_said(
 
 def test_all_closed_is_exit_4_with_a_reason_each(hosts: Hosts, foreigner: subprocess.Popen[bytes]) -> None:
     plan = plan_of(hosts, "closed")
-    before = {name: len(hosts.jobs(name)) for name in hosts.entries}
+    before = ids(hosts)
     hosts.smi["first"].hold(0, foreigner.pid, 40_000)
     hosts.smi["third"].hold(0, foreigner.pid, 500)
     hosts.sshd["second"].stop()
@@ -97,7 +103,7 @@ def test_all_closed_is_exit_4_with_a_reason_each(hosts: Hosts, foreigner: subpro
     message = answer.json["error"]["message"]
     assert [line.split(":")[0].strip() for line in message.splitlines()[1:]] == ["first", "second", "third"]
     assert message.count(f"pid {foreigner.pid}") == 2
-    assert {name: len(hosts.jobs(name)) for name in hosts.entries} == before
+    assert ids(hosts) == before
     preflight = hosts.laptop.run("launch", plan, "--any", "first,third", expect=4)
     assert "no host of first,third is free" in preflight.err
 

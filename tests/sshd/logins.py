@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import asyncssh
 import paramiko
+from paramiko.common import cMSG_CHANNEL_SUCCESS
 
 from orchestrator.hosts.prompt import NoTerminal
 
@@ -165,6 +166,19 @@ class PasswordServer:
         self._loop.close()
 
 
+class _Answering(paramiko.Transport):
+    """Tells when it has answered a request of a channel: a command that ends sooner would close it without an answer."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self.answered = threading.Event()
+
+    def _send_user_message(self, data: paramiko.Message) -> None:
+        super()._send_user_message(data)
+        if data.asbytes()[:1] == cMSG_CHANNEL_SUCCESS:
+            self.answered.set()
+
+
 class _KeyThenCode(paramiko.ServerInterface):
     def __init__(self, outer: KeyThenCodeServer) -> None:
         self.outer = outer
@@ -191,6 +205,7 @@ class _KeyThenCode(paramiko.ServerInterface):
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
         def run() -> None:
             done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, check=False)
+            channel.get_transport().answered.wait(10)
             with contextlib.suppress(
                 OSError, EOFError, paramiko.SSHException
             ):  # the client may be gone by then
@@ -224,7 +239,7 @@ class KeyThenCodeServer:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            transport = paramiko.Transport(sock)
+            transport = _Answering(sock)
             transport.add_server_key(self._host_key)
             self._transports.append(transport)
             try:

@@ -264,7 +264,8 @@ class Sshd:
     def freeze(self, *, frozen: bool) -> None:
         """SIGSTOP or SIGCONT every connection's sshd: the TCP peer is there, but nobody answers any more."""
         for pid in self.sessions():
-            os.kill(pid, signal.SIGSTOP if frozen else signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # its client has just left
+                os.kill(pid, signal.SIGSTOP if frozen else signal.SIGCONT)
 
     def count(self, text: str) -> int:
         """How often a text occurs in the server's log."""
