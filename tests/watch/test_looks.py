@@ -51,7 +51,7 @@ def test_a_host_is_not_looked_at_more_often_than_it_allows(stage: Stage) -> None
     work.mkdir()
     plan = stage.laptop.plan([{"name": "work", "run": CHANGING}], name="busy", workdir=str(work))
     job = stage.laptop.launch(plan)
-    counts = {}
+    counts, took_s = {}, {}
     for laptop, wish in ((shy, "1"), (stage.laptop, "60")):
         before = set(agents(stage.root))
         argv = [ORCH, "watch", job, "--interval", wish]
@@ -63,10 +63,11 @@ def test_a_host_is_not_looked_at_more_often_than_it_allows(stage: Stage) -> None
             while time.monotonic() < began + 10:
                 terminal.read(0.2)
             counts[laptop] = writes(pid) - start
+            took_s[laptop] = time.monotonic() - began
             terminal.type("q")
             assert terminal.ended() == 0
     (work / "go").touch()
-    assert 1 <= counts[shy] <= 5, "one every 3 s, whatever happens there and whatever --interval says"
+    assert 1 <= counts[shy] <= took_s[shy] / 3 + 2, "one every 3 s, whatever happens there and whatever --interval says"
     assert counts[stage.laptop] > counts[shy], "a host without such a wish is looked at when something happens"
 
 
