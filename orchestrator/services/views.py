@@ -28,10 +28,13 @@ class HostView:
 
     @property
     def seen_at(self) -> datetime | None:
-        """What the host's own clock showed at its last answer; None while it does not answer."""
+        """What the host's own clock showed at its last answer; None while it does not answer, or shows no year of ours."""
         if self.looked_at is None or self.link != "connected":
             return None
-        return self.looked_at + timedelta(seconds=self.skew_s or 0.0)
+        try:
+            return self.looked_at + timedelta(seconds=self.skew_s or 0.0)
+        except OverflowError:
+            return None
 
 
 @dataclass
