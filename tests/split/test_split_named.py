@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from orchestrator.services.logs import _start
-from tests.support.host_side import Agent, HostSide, Refused, look
+from tests.support.host_side import JOB, Agent, HostSide, Refused, ended, look
 from tests.support.waiting import wait_until
+
+SHARE = f"{JOB}-share"
 
 
 def ranges(*indices: int, run: str) -> list[dict[str, Any]]:
@@ -24,18 +26,18 @@ def ranges(*indices: int, run: str) -> list[dict[str, Any]]:
 def test_the_name_of_the_split_step_means_the_ranges_of_the_job(tmp_path: Path, indices: tuple[int, ...]) -> None:
     with HostSide(tmp_path / "host") as host:
         agent: Agent = host.agent()
-        job = host.launch(agent, ranges(*indices, run="sleep 600"), "share")
-        wait_until(lambda: {item["state"] for item in look(agent, "share")["state"]["steps"]} == {"running"}, "they run")
-        limits = agent.request("control", job="share", action="extend", args={"step": "part", "timeout_s": 60})["limits_s"]
+        job = host.launch(agent, ranges(*indices, run="sleep 600"), SHARE)
+        wait_until(lambda: {item["state"] for item in look(agent, SHARE)["state"]["steps"]} == {"running"}, "they run")
+        limits = agent.request("control", job=SHARE, action="extend", args={"step": "part", "timeout_s": 60})["limits_s"]
         assert limits == {f"part-{index}of3": 560.0 for index in indices}
         with pytest.raises(Refused, match="no step 'prat'"):
-            agent.request("control", job="share", action="stop", args={"step": "prat"})
-        agent.request("control", job="share", action="stop", args={"step": "part"})
-        job.wait_for_kind("finished")
-        assert {item["state"] for item in look(agent, "share")["state"]["steps"]} == {"stopped"}
-        assert agent.request("why", job="share", step="part")["why"]["step"] in {f"part-{index}of3" for index in indices}
-        position = _start({"id": "share", **look(agent, "share")["state"]}, "part", None)
+            agent.request("control", job=SHARE, action="stop", args={"step": "prat"})
+        agent.request("control", job=SHARE, action="stop", args={"step": "part"})
+        assert ended(job) == "stopped"
+        assert {item["state"] for item in look(agent, SHARE)["state"]["steps"]} == {"stopped"}
+        assert agent.request("why", job=SHARE, step="part")["why"]["step"] in {f"part-{index}of3" for index in indices}
+        position = _start({"id": SHARE, **look(agent, SHARE)["state"]}, "part", None)
         assert position is not None
         assert position.step in limits
-        agent.request("control", job="share", action="retry", args={"step": "part", "set": {f"part-{index}of3.run": "true" for index in indices}})
-        wait_until(lambda: look(agent, "share")["state"]["state"] == "succeeded", "the retry succeeds")
+        agent.request("control", job=SHARE, action="retry", args={"step": "part", "set": {f"part-{index}of3.run": "true" for index in indices}})
+        wait_until(lambda: look(agent, SHARE)["state"]["state"] == "succeeded", "the retry succeeds")
