@@ -229,7 +229,8 @@ def told_of(*events: tuple[str, dict[str, Any]]) -> dict[str, Any]:
     steps = [{"name": "serve", "service": {}}, {"name": "extract", "needs": ["serve"]}, {"name": "train", "needs": ["extract"]}]
     spec = JobSpec("plan-1", "plan", "box", "/w", "0", "2026-11-30T00:00:00.000Z", "r", steps)
     folded, event = Fold(spec), {}
-    for seq, (kind, fields) in enumerate(events, 1):
+    for seq, (kind, given) in enumerate(events, 1):
+        fields = dict(given)
         event = {"seq": seq, "at": f"2026-11-30T0{seq}:00:00.000Z", "kind": kind, "step": fields.pop("step", None)}
         event |= {"attempt": fields.pop("attempt", None), "data": fields}
         folded.apply(event)
@@ -273,7 +274,7 @@ TOLD = {
 @pytest.mark.parametrize("name", TOLD)
 def test_who_reads_it_on_a_phone_learns_what_happened_what_orch_does_and_what_to_do(name: str) -> None:
     events, words = TOLD[name]
-    message = told_of(*[(kind, dict(fields)) for kind, fields in events])
+    message = told_of(*events)
     whole = f"{message['title']}\n{message['text']}"
     assert [word for word in words if word not in whole] == [], whole
     assert len(whole.splitlines()) <= 7
