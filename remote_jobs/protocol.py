@@ -271,10 +271,14 @@ def read_marker(text: str) -> Optional[Dict[str, Any]]:
     state = said.get("state")
     marker: Dict[str, Any] = {"phase": _whole(said["phase"]), "state": _whole(state) if isinstance(state, str) else ""}
     for key in ("done", "total"):
-        count = said.get(key)
-        if isinstance(count, (int, float)) and not isinstance(count, bool) and 0 <= count <= MAX_COUNT:
-            marker[key] = count
+        if is_count(said.get(key)):
+            marker[key] = said[key]
     return marker
+
+
+def is_count(value: Any) -> bool:
+    """Is this a number of things that can be meant: not negative, not NaN, not beyond `MAX_COUNT`?"""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
 
 
 def _whole(text: str) -> str:

@@ -115,8 +115,8 @@ def make_ready(session: Session, prepared: Prepared, wanted: Wanted, progress: P
     """Everything on the host that comes before the start: release, files, checks.
 
     Raises:
-        PreflightFailed: a check failed. JobLost: a lost job of this plan still runs. HostError: the host could not be reached or refused. Nothing was started, and
-            unless the launch was resumed nothing is remembered of it.
+        PreflightFailed: a check failed. JobLost: a lost job of this plan still runs. HostError: the host could not be
+            reached or refused. Nothing was started, and unless the launch was resumed nothing is remembered of it.
     """
     try:
         agent = session.agent(prepared.host)

@@ -13,10 +13,10 @@ class SleepClock:
     """Compares the wall clock, which goes on while a machine is suspended, with the monotonic one, which does not.
 
     Args:
-        told: called with the seconds slept, once for each sleep, before anybody hears of it from `woke_mono`.
+        told: called with the seconds slept, once for each sleep, before anybody hears of it from `woke_mono`; None: nobody.
     """
 
-    def __init__(self, told: Callable[[float], None]) -> None:
+    def __init__(self, told: Callable[[float], None] | None = None) -> None:
         self._told = told
         self._lock = threading.Lock()
         self._ahead_s = time.time() - time.monotonic()
@@ -28,5 +28,6 @@ class SleepClock:
             before_s, self._ahead_s = self._ahead_s, time.time() - time.monotonic()
             if self._ahead_s - before_s > SLEEP_GAP_S:
                 self._woke_mono = time.monotonic()
-                self._told(self._ahead_s - before_s)
+                if self._told is not None:
+                    self._told(self._ahead_s - before_s)
             return self._woke_mono

@@ -16,11 +16,12 @@ from orchestrator.core.errors import (
     OrchError,
     WaitTimeout,
 )
-from orchestrator.core.schedule import SLEEP_GAP_S, wake_pause_s
+from orchestrator.core.schedule import wake_pause_s
 from orchestrator.core.states import OVER
 from orchestrator.services.look import look, remember
 from orchestrator.services.pace import Pace
 from orchestrator.services.resolve import FoundJob
+from orchestrator.services.sleep import SleepClock
 
 if TYPE_CHECKING:
     from orchestrator.services.session import Session
@@ -44,14 +45,15 @@ def wait(
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     pace, seq, wait_s, away = Pace(session, job.host), -1, 0.0, False
-    met = False
+    met, clock = False, SleepClock()
     while True:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         held = wait_s if left is None else min(wait_s, left)
-        sent, ahead_s = time.monotonic(), time.time() - time.monotonic()
+        clock.woke_mono()  # a sleep before this look breaks no look
+        sent = time.monotonic()
         result = look(session, job.host, jobs=[job.id], seen={job.id: seq} if seq >= 0 else {}, wait_s=held)
         if result.error is not None:
-            if met and time.time() - time.monotonic() - ahead_s > SLEEP_GAP_S:
+            if met and sent < clock.woke_mono():
                 time.sleep(wake_pause_s())
                 continue  # this laptop slept in between: the error is its own, look again before saying anything
             if not met or not worth_waiting(result.error, met=met):

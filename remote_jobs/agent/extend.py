@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 from remote_jobs import protocol
 from remote_jobs.agent import control, recovery
+from remote_jobs.agent.allowed import WRONG_STATE
 from remote_jobs.agent.launching import AgentError
 
 MOST_S = 366 * 86400.0
@@ -58,7 +59,7 @@ def check(spec: protocol.JobSpec, state: Mapping[str, Any], events: Sequence[Map
         what = "step {} of job {}".format(step, spec.id) if step else "job {}".format(spec.id)
         hint = "see: orch status {}".format(spec.id)
         if step in over:
-            raise AgentError("wrong_state", "{} is over".format(what), hint)
+            raise AgentError(WRONG_STATE, "{} is over".format(what), hint)
         raise AgentError("no_limit", "{} has no time limit (`timeout_s`) that could be moved".format(what), hint)
 
 

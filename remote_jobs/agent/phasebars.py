@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from remote_jobs.protocol import MAX_COUNT
+from remote_jobs.protocol import is_count
 
 if TYPE_CHECKING:
     from remote_jobs.logs.eta import Forecast
@@ -101,9 +101,7 @@ class _Count:
 
 def whole(value: Any) -> Optional[int]:
     """A count as a program may print it; None for what is none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MAX_COUNT:
-        return None
-    return int(value)
+    return int(value) if is_count(value) else None
 
 
 def _counting(phases: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
