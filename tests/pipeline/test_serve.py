@@ -31,12 +31,11 @@ def test_tensor_parallel_server_whose_api_process_is_killed(host: Host, models: 
     process, log = host.start("serve", *args, VLLM_CPU_OMP_THREADS_BIND="0|1")
     endpoint = host.folder / "serve" / "endpoint.json"
     wait_until(
-        lambda: endpoint.exists() or process.poll() is not None, "the server is ready", within_s=400,
-        seen=lambda: log.read_text()[-2000:],
+        lambda: '"phase": "serve", "state": "ready"' in log.read_text() or process.poll() is not None,
+        "the server is ready", within_s=400, seen=lambda: log.read_text()[-2000:],
     )  # fmt: skip
-    facts = json.loads(endpoint.read_text())
+    facts = json.loads(endpoint.read_text())  # there before the marker that others wait for
     assert facts["model"] == str(models / "qwen3-tiny")
-    assert '"state": "ready"' in log.read_text()
     below = tree(process.pid)
     assert len(below) >= 4, "API, engine, two workers"
     os.kill(facts["pid"], signal.SIGKILL)
