@@ -85,6 +85,12 @@ class Host:
     def job(self, job: str) -> JobDir:
         return JobDir(self.root, job)
 
+    def running(self, job: str) -> JobDir:
+        """The job, once its state says that it runs: written a moment after the launch has answered."""
+        found = self.job(job)
+        wait_until(lambda: found.state == "running", f"{job} runs", seen=found.kinds)
+        return found
+
     def end(self) -> None:
         if (self.root / "jobs").is_dir():
             for path in (self.root / "jobs").iterdir():
@@ -195,7 +201,7 @@ def test_status_of_a_running_job_is_frozen(host: Host) -> None:
 def test_abbreviations_ambiguity_and_nearest(host: Host) -> None:
     plan, _ = host.plan({"name": "work", "run": "true"})
     one, two = host.start(plan), host.start(plan, "--new")
-    common = one[:-6] if one[-6] != two[-6] else one[:-5]
+    common = one[: next(at for at, (mine, other) in enumerate(zip(one, two, strict=True)) if mine != other)]
     answer = host.quick("wait", common)
     assert answer.status == 2
     assert one in answer.err
@@ -217,6 +223,7 @@ def test_an_empty_ledger_finds_the_jobs_again(host: Host) -> None:
 
 def test_wait_times_out_with_124_and_the_job_goes_on(host: Host) -> None:
     job, work = host.launch(GO)
+    host.running(job)
     answer = host.quick("wait", job, "--timeout", "0.5")
     assert answer.status == 124
     assert "the job goes on" in answer.err
@@ -242,9 +249,11 @@ def test_what_a_program_says_of_its_own_progress_is_shown_as_a_bar_is(host: Host
     """`::orch` lines, as `orch init`'s first plan prints them: in status, watch and explain, with an expected end."""
     marker = """'::orch {"phase": "count", "state": "progress", "done": '$i', "total": 25}'"""
     job, work = host.launch(f"for i in $(seq 17); do echo {marker}; sleep 0.15; done; {GO}")
-    wait_until(lambda: "count 17/25 68%" in host.quick("status", job, expect=0).out, "the count is shown", every_s=0.2)
-    line = host.quick("status", job, expect=0).out.splitlines()[1]
-    assert re.search(r"running +count 17/25 68%, \d\d:\d\d.* left, for ", line), line
+    wanted = r"running +count 17/25 68%, \d\d:\d\d.* left, for "
+    wait_until(
+        lambda: re.search(wanted, host.quick("status", job, expect=0).out.splitlines()[1]), "the count is shown",
+        every_s=0.2, seen=lambda: host.quick("status", job).out,
+    )  # fmt: skip
     assert "phases: count (running, 17/25 68%)" in host.quick("explain", host.job(job).log(1, "work"), expect=0).out
     with host.laptop.started("watch", job) as process:
         assert process.stdout is not None
@@ -268,7 +277,7 @@ def test_watching_everything_ends_when_nothing_runs(host: Host) -> None:
         assert process.stdout is not None
         wait_until(lambda: job in process.stdout.readline().decode(), "the job is shown")
         (work / "go").touch()
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert f"{job}: succeeded" in out.decode()
     quiet = host.laptop.run("watch", expect=0)
@@ -278,11 +287,12 @@ def test_watching_everything_ends_when_nothing_runs(host: Host) -> None:
 
 def test_ctrl_c_in_watch_is_130_and_leaves_the_job(host: Host) -> None:
     job, work = host.launch(GO)
+    host.running(job)
     with host.laptop.started("watch", job) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "jobs on hosts go on" in err.decode()
     assert host.status(job)["state"] == "running"
@@ -341,6 +351,7 @@ def test_a_retry_of_one_step_says_what_runs_again_with_it(host: Host) -> None:
     job = host.start(plan)
     wait_until(lambda: host.job(job).kinds().count("attempt_started") == 3, "b and e run")
     host.quick("stop", job, "--step", "b", expect=0)
+    host.job(job).wait_for_kind("step_stopped")  # before it could see that it may go
     (work / "go").touch()
     host.quick("wait", job, expect=1)
     done = host.quick("retry", job, "--step", "a", "--json", expect=2).json["error"]
@@ -458,7 +469,7 @@ def test_logs_follow_through_the_attempts(host: Host) -> None:
 def test_logs_of_what_is_not_there(host: Host) -> None:
     plan, work = host.plan({"name": "first", "run": GO}, {"name": "second", "run": "true", "needs": ["first"]})
     job = host.start(plan)
-    host.job(job).wait_for_kind("attempt_started")
+    host.running(job)
     for arguments, words in (
         (["--step", "third"], "no step 'third'"),
         (["--step", "second"], "was not started"),
@@ -586,6 +597,7 @@ def test_no_second_copy_beside_a_lost_job_that_still_runs(host: Host) -> None:
     job.wait_for_kind("attempt_started")
     before = set(os.listdir(host.root / "jobs"))
     kill(job.supervisor)
+    wait_until(lambda: not job.supervisors(), "the supervisor is gone")
     again = host.quick("launch", plan, expect=5)
     assert "nothing was started" in again.err
     assert f"orch retry {first}" in again.err
@@ -593,7 +605,7 @@ def test_no_second_copy_beside_a_lost_job_that_still_runs(host: Host) -> None:
     assert set(os.listdir(host.root / "jobs")) == before
     second = host.quick("launch", plan, "--new", expect=0).out.strip()
     host.quick("stop", second, "--wait", expect=0)
-    host.quick("stop", first, expect=0)
+    host.quick("stop", first, "--wait", expect=0)
     third = host.quick("launch", plan, expect=0)
     assert "of this very plan" not in third.err
     host.quick("stop", third.out.strip(), "--wait", expect=0)
@@ -624,6 +636,7 @@ def test_secrets_reach_the_process_and_nothing_else(host: Host) -> None:
         del host.laptop.environment["MY_TOKEN"]
     host.quick("wait", job, expect=0)
     assert host.quick("logs", job, expect=0).out == "18\n"
+    wait_until(lambda: not host.job(job).supervisors(), "the supervisor has cleaned up after the end")
     for path in (host.root / "jobs" / job).rglob("*"):
         if path.is_file():
             assert b"s3cr3t-of-the-test" not in path.read_bytes(), path
@@ -674,6 +687,7 @@ def test_init_writes_what_runs_and_never_overwrites(host: Host, tmp_path: Path) 
 def test_an_unreachable_host_is_3_with_what_was_known(host: Host, tmp_path: Path) -> None:
     job, work = host.launch(GO)
     laptop = host.laptop
+    host.running(job)
     host.status(job)
     entry = host.sshd.inventory_entry(root=str(host.root))
     inventory = laptop.inventory.read_text()

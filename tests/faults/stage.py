@@ -121,9 +121,14 @@ class Stage:
         return self.job
 
     def reached(self, phase: str) -> None:
-        """Block until the workload is in a phase (and its worker lives)."""
+        """Block until the workload is in a phase (and its worker lives) and its records say that it runs.
+
+        A program may be faster than its supervisor: that it was started is written down when it runs, state.json last.
+        """
         wait_until(
-            lambda: (self.work / f"reached-{phase}").exists() and (self.work / "worker").exists(),
+            lambda: (self.work / f"reached-{phase}").exists()
+            and (self.work / "worker").exists()
+            and any(job.state == "running" for job in self.jobs()),
             f"the job reaches {phase}",
             seen=lambda: [job.kinds() for job in self.jobs()],
         )
@@ -171,9 +176,9 @@ class Stage:
     # ------------------------------------------------------------------------------------------------ at the end
 
     def settled(self, job: JobDir, *, within_s: float = 40.0) -> None:
-        """Block until the job's record is final or its supervisor is gone."""
+        """Block until the job's supervisor is gone, which writes the whole record of an end before it leaves."""
         wait_until(
-            lambda: "finished" in job.kinds() or not job.supervisors(),
+            lambda: not job.supervisors(),
             f"{job.id} has ended or is lost",
             within_s=within_s,
             every_s=0.1,

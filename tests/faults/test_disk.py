@@ -99,7 +99,7 @@ def final_record(stage: Stage, fill: Callable[[bool], None]) -> None:
     stage.reached("load")
     fill(True)
     stage.go()
-    stage.laptop.run("wait", job.id, "--timeout", "20", expect=0)
+    stage.laptop.run("wait", job.id, "--timeout", "80", expect=0)
 
 
 def final_record_without_reserve(stage: Stage, fill: Callable[[bool], None]) -> None:
@@ -141,7 +141,7 @@ def killed_while_full(stage: Stage, fill: Callable[[bool], None]) -> None:
     fill(True)
     kill(job.supervisor)
     kill(job.main)
-    wait_until(lambda: not job.marked(), "both are gone")
+    wait_until(lambda: not job.supervisors() and not job.marked(), "both are gone")
     assert stage.laptop.status(job.id)["state"] == "lost"
     refused = stage.laptop.run("retry", job.id)
     if refused.status:

@@ -169,6 +169,7 @@ def running(stage: Stage, point: str) -> Iterator[Controller]:
     job = stage.launch()
     if point == "start":
         wait_until((stage.work / "reached-start").exists, "the shell of the step runs", seen=job.kinds)
+        job.wait_for_kind("attempt_started")
     else:
         if point != "load":
             stage.go(*(["load"] if point == "work" else ["load", "work"]))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.host_side import JOB, Agent, HostSide, ended
-from tests.support.jobdir import kill
+from tests.support.jobdir import JobDir, kill
 from tests.support.laptop import Laptop
 from tests.support.waiting import wait_until
 
@@ -99,9 +99,9 @@ def test_what_runs_is_lost_or_unreadable_never_goes(host: HostSide) -> None:
     lost = host.launch(agent, "sleep 600", "lost")
     run(host, agent, "leaver")
     run(host, agent, "newer")
-    for job in (running, lost):
-        job.wait_for_kind("attempt_started")
+    wait_until(lambda: running.state == lost.state == "running", "both run and say so")
     kill(lost.supervisor)
+    wait_until(lambda: not lost.supervisors(), "the supervisor is gone")
     spec = host.root / "jobs/newer/spec.json"
     spec.write_text(json.dumps({**json.loads(spec.read_text()), "v": 99}))
     end_long_ago(host, "leaver", 90)
@@ -209,6 +209,7 @@ def test_the_command(shared_sshd: Any, tmp_path: Path) -> None:
     plan = laptop.plan([{"name": "work", "run": "true"}], workdir=str(tmp_path / "work"))
     job = laptop.launch(plan)
     laptop.run("wait", job, expect=0)
+    wait_until(lambda: not JobDir(root, job).supervisors(), "the supervisor has left")
     document = laptop.run("gc", "--older-than", "0s", "--json", expect=0).json
     assert set(document) == {"schema", "apply", "older_than_s", "hosts", "ledger"}
     assert set(document["hosts"][0]) == {"name", "reachable", "error", "items", "kept", "bytes"}

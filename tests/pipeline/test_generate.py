@@ -134,7 +134,7 @@ def test_resume_counts_exactly_after_a_kill_and_a_cut_line(host: Host) -> None:
         path = host.folder / "gen" / "responses.jsonl"
         wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") >= 7, "seven rows are there")
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
         enough.set()
     with path.open("ab") as stream:
         stream.write(b'{"id": "p39", "prompt_id": "p39", "input_i')
@@ -158,7 +158,7 @@ def test_sigterm_keeps_what_is_there(host: Host) -> None:
         path = host.folder / "gen" / "responses.jsonl"
         wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") >= 8, "eight rows are there")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 143
+        assert process.wait(60) == 143
         hold.set()
     assert "the next run goes on from there" in log.read_text()
     assert len(rows(host.folder)) == 8

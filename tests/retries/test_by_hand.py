@@ -110,7 +110,7 @@ def test_a_step_with_more_time_is_not_ended_at_its_first_limit(box: Box) -> None
 
 def test_a_lost_job_is_cleaned_up_before_it_goes_on(box: Box) -> None:
     job = box.launch({"name": "work", "run": f"setsid sleep 600 & echo $! > child; {HOLD}"})
-    wait_until(lambda: starts(box), "it runs")
+    wait_until(lambda: job.state == "running" and starts(box), "it runs and says so")
     child = int((box.work / "child").read_text())
     lose(job)
     found = look(box.agent, job.id)

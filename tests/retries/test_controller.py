@@ -10,6 +10,7 @@ import pytest
 
 from tests.faults.stage import Stage
 from tests.retries.box import LOGS
+from tests.support.host_side import ended
 from tests.support.jobdir import JobDir, agents, kill
 from tests.support.waiting import wait_until
 
@@ -87,6 +88,7 @@ def test_retry_brings_the_secrets_again_from_the_environment(stage: Stage) -> No
     stage.laptop.environment["HF_TOKEN"] = "hf_second_value"
     stage.laptop.run("retry", job, expect=0)
     stage.laptop.run("wait", job, "--timeout", 40, expect=0)
+    wait_until(lambda: not JobDir(stage.root, job).supervisors(), "the supervisor has cleaned up after the end")
     assert (stage.work / "tokens").read_text().split() == ["hf_first_value", "hf_second_value"]
     for path in [*stage.root.rglob("*"), *stage.laptop.store.rglob("*")]:
         if path.is_file():
@@ -99,7 +101,12 @@ def test_launch_and_status_print_what_to_type_for_a_restart_after_a_reboot(stage
     assert "restart_after_reboot" in answer.err
     assert "@reboot" in answer.err or "systemctl --user enable" in answer.err or "orch retry" in answer.err
     assert len(answer.out.split()) == 1, "stdout holds the id alone"
-    [note] = [line for line in stage.laptop.run("status", answer.out.strip(), expect=0).out.splitlines() if " note " in line]
+
+    def notes() -> list[str]:
+        shown = stage.laptop.run("status", answer.out.strip(), expect=0).out.splitlines()
+        return [line for line in shown if " note " in line]
+
+    [note] = wait_until(notes, "the supervisor, once under way, has noted it")
     assert "restart_after_reboot" in note
     (stage.work / "reboot-go").touch()
     stage.laptop.run("wait", answer.out.strip(), "--timeout", 40, expect=0)
@@ -127,7 +134,7 @@ def test_a_night_with_the_laptop_shut(stage: Stage) -> None:
     for pid in agents(stage.root):
         kill(pid)  # nobody asks any more
     for job in jobs.values():
-        job.wait_for_kind("finished", within_s=90)
+        ended(job, within_s=90)
     told = {name: stage.laptop.run("why", job.id, "--json", expect=0).json for name, job in jobs.items()}
     assert told["hang"]["verdict"]["signature"] == "hang"
     assert any("sleep 600" in row["command"] for row in told["hang"]["stacks"])

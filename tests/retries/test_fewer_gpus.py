@@ -77,6 +77,7 @@ def test_it_stays_out_when_the_supervisor_dies_until_a_person_says_how_many(box:
     box.smi.save(lost=[])
     box.skip_backoff(job)
     wait_until((box.work / "up2").exists, "the second attempt runs", seen=job.kinds)
+    job.wait_for_kind("attempt_started", count=2)  # on record: the program may be faster
     kill(job.supervisor)
     wait_until(lambda: look(box.agent, job.id)["state"]["state"] == "lost", "it is known to be lost")
     box.control(job, "retry")

@@ -13,6 +13,8 @@ from tests.support.jobdir import alive, command_line
 from tests.support.waiting import wait_until
 
 HANG = "echo working on it; touch up; exec sleep 600"
+LEAVES = "(setsid {line} & until [ \"$(cat /proc/$!/comm)\" = {name} ]; do sleep 0.05; done)"
+"""Leaves a process behind, and goes on once its program is the one that it is told to run."""
 PY_SPY = """#!/bin/bash
 [ "$1" = dump ] && echo "Thread $4 (idle): MainThread" && echo "    all_reduce (torch/distributed.py:1)"
 """
@@ -26,7 +28,7 @@ def stacks(box: Box, attempt: int = 1) -> list[dict[str, Any]]:
 
 def test_the_bundle_holds_what_an_engineer_would_ask_for(box: Box) -> None:
     step = {
-        "name": "work", "run": "echo the last words; (setsid sleep 600 &); sleep 0.3; exit 3", "env": {"NCCL_DEBUG": "INFO"},
+        "name": "work", "run": f"echo the last words; {LEAVES.format(line='sleep 600', name='sleep')}; exit 3", "env": {"NCCL_DEBUG": "INFO"},
         "retry": {"attempts": 2},
     }  # fmt: skip
     job = box.launch(step)
@@ -121,7 +123,7 @@ def test_secrets_are_nowhere_but_in_their_file(box: Box) -> None:
     """A shell puts the value into its child's argv, a program into its last words, and a copy under another name."""
     secret = "hf_" + "Q9x" * 8
     run = (
-        "(setsid sh -c \"sleep 600; : $HF_TOKEN\" &) ; export COPY=\"https://u:$HF_TOKEN@hub\"; sleep 0.3; "
+        LEAVES.format(line="sh -c \"sleep 600; : $HF_TOKEN\"", name="sh") + "; export COPY=\"https://u:$HF_TOKEN@hub\"; "
         "echo \"RuntimeError: refused $HF_TOKEN\" >&2; exit 1"
     )
     step = {"name": "work", "run": run, "secrets": ["HF_TOKEN"], "env": {"MY_API_KEY": "not-declared"}, "grace_s": 1.0}

@@ -29,8 +29,9 @@ def states(box: Box, job: JobDir) -> list[str]:
     return [box.step(job, index)["state"] for index in (0, 1)]
 
 
-def both_run(box: Box) -> None:
-    wait_until(lambda: pids(box, "a") and pids(box, "b"), "both run")
+def both_run(box: Box, job: JobDir) -> None:
+    """Until both have said so, and their starts are on record: a program may be faster than its supervisor."""
+    wait_until(lambda: pids(box, "a") and pids(box, "b") and states(box, job) == ["running", "running"], "both run")
 
 
 def test_a_job_of_which_one_step_was_stopped_ends_as_its_other_steps_do(box: Box) -> None:
@@ -38,7 +39,7 @@ def test_a_job_of_which_one_step_was_stopped_ends_as_its_other_steps_do(box: Box
         step("a", "sleep 600"),
         step("b", "until [ -e go ]; do sleep 0.05; done; exit 3", retry={"attempts": 1}),
     )
-    both_run(box)
+    both_run(box, job)
     box.control(job, "stop", args={"step": "a"})
     wait_until(lambda: states(box, job) == ["stopped", "running"], "only that step is stopped")
     assert job.state == "running"
@@ -49,7 +50,7 @@ def test_a_job_of_which_one_step_was_stopped_ends_as_its_other_steps_do(box: Box
 
 def test_a_stop_of_one_step_of_a_lost_job_is_refused_and_ends_nothing(box: Box) -> None:
     job = box.launch(step("a", "sleep 600"), step("b", "sleep 600"))
-    both_run(box)
+    both_run(box, job)
     lose(job)
     with pytest.raises(Refused, match="lost"):
         box.control(job, "stop", args={"step": "a"})
@@ -62,7 +63,7 @@ def test_a_stop_of_one_step_of_a_lost_job_is_refused_and_ends_nothing(box: Box) 
 def test_a_stop_of_one_step_is_final_also_when_the_host_restarts_in_the_middle(box: Box) -> None:
     hold = "until [ -e go ]; do sleep 0.05; done"
     job = box.launch(step("a", "trap '' TERM; " + hold, grace_s=60.0), step("b", hold), restart_after_reboot=True)
-    both_run(box)
+    both_run(box, job)
     box.control(job, "stop", args={"step": "a"})
     job.wait_for_kind("stop_sent")
     lose(job)
@@ -81,7 +82,7 @@ def test_a_stop_of_one_step_is_final_also_when_the_host_restarts_in_the_middle(b
 def test_a_retry_of_one_step_of_a_lost_job_starts_no_other(box: Box) -> None:
     hold = "until [ -e go ]; do sleep 0.05; done"
     job = box.launch(step("a", hold), step("b", "sleep 600"))
-    both_run(box)
+    both_run(box, job)
     lose(job)
     box.control(job, "retry", args={"step": "a"})
     wait_until(lambda: len(pids(box, "a")) == 2, "a runs again")

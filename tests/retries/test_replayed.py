@@ -42,7 +42,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Box, dict
             )
             for name in TABLE
         }
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         open_jobs = dict(jobs)
         while open_jobs and time.monotonic() < deadline:
             for name, job in list(open_jobs.items()):

@@ -86,7 +86,10 @@ def test_the_values_are_nowhere_but_in_the_environment(sshd: Sshd, tmp_path: Pat
     try:
         launched = laptop.run("launch", plan, "--no-preflight", "--json", expect=0)
         job = JobDir(root, launched.json["job"])
-        wait_until((work / "second").exists, "the second attempt runs", within_s=60)
+        wait_until(
+            lambda: (work / "second").exists() and job.state == "running",
+            "the second attempt runs, and all that its start writes is there", within_s=60,
+        )  # fmt: skip
         kept = job.path / "secrets.json"
         assert kept.stat().st_mode & 0o777 == 0o600  # a later attempt needs them; the file goes with the job's end
         during = {path: data for path, data in everything(root).items() if path != kept}
@@ -98,6 +101,7 @@ def test_the_values_are_nowhere_but_in_the_environment(sshd: Sshd, tmp_path: Pat
     finally:
         stop.set()
         watcher.join()
+    wait_until(lambda: not job.supervisors(), "the supervisor has cleaned up after the end")
     assert not kept.exists()
     assert b"all three are here" in during[job.path / "steps/1-work/attempts/1/log"]
     bundles = [path for path in everything(root) if path.name == "bundle.json"]

@@ -60,6 +60,7 @@ def test_one_array_whose_tasks_are_stopped_killed_and_retried_alone(cluster: Clu
     runs = f"runs as Slurm job {ids[1]} on n"
     wait_until(lambda: any(note["text"].startswith(runs) for note in view(agent, name(2))["notes"]), "the task knows its id")
     main = int((login.work / "pid-1").read_text())
+    jobs[0].wait_for_kind("attempt_started")
     os.kill(jobs[0].supervisor, signal.SIGKILL)  # the batch script of one task
     agent.request("control", job=name(2), action="stop", args={})
     until(agent, "stopped", name(2))

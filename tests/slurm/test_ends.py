@@ -43,6 +43,7 @@ def test_a_node_that_fails_is_named_and_the_job_runs_again(cluster: Cluster, log
     """NODE_FAIL: the verdict names the node that is down; the job waits for another and succeeds there."""
     job = login.launch(agent, [{"name": "work", "run": ONCE}])
     wait_until((login.work / "up").exists, "the step runs")
+    job.wait_for_kind("attempt_started")
     [number] = submissions(job)
     node = running_node(cluster, number)
     cluster.node(node, "down")
@@ -115,7 +116,8 @@ def test_a_controller_that_is_down_proves_nothing(cluster: Cluster, login: Login
     login.launch(agent, "touch up; until test -e go; do sleep 0.1; done", JOB)
     wait_until((login.work / "up").exists, "the step runs")
     login.launch(agent, "true", JOB + "b", slurm={"sbatch": ["--hold"]})
-    assert "JobHeldUser" in str(until(agent, "queued", JOB + "b")["steps"][0]["waiting"])
+    wait_until(lambda: "JobHeldUser" in str(view(agent, JOB + "b")["steps"][0]["waiting"]), "the reason is known")
+    assert view(agent, JOB + "b")["state"] == "queued"
     cluster.stop_controller()
     try:
         wait_until(lambda: (view(agent, JOB + "b")["slurm"] or {}).get("error"), "the error is seen", within_s=30)

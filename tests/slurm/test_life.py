@@ -73,6 +73,7 @@ def test_scancel_by_hand_stops_the_job(cluster: Cluster, login: Login, agent: Ag
     """Whoever cancels in Slurm has stopped the job: it is not submitted again, and the reason is told."""
     job = login.launch(agent, STAYS)
     wait_until((login.work / "up").exists, "the step runs")
+    job.wait_for_kind("attempt_started")
     [number] = submissions(job)
     cluster.run("scancel", number)
     state = until(agent, "stopped")

@@ -32,6 +32,7 @@ def die_unseen(cluster: Cluster, login: Login) -> str:
     agent = login.agent()
     job = login.launch(agent, [{"name": "work", "run": ONCE}])
     wait_until((login.work / "up").exists, "the step runs")
+    job.wait_for_kind("attempt_started")
     agent.close()
     os.kill(job.supervisor, signal.SIGKILL)
     [number] = submissions(job)
@@ -120,6 +121,8 @@ def test_with_accounting_sacct_tells_how_a_forgotten_job_ended(short_folder: Pat
             runs = {JOB: (ONCE, {}), task: (ONCE.replace("second up", "second-t up-t").replace("second &", "second-t &"), {"array": [task]})}
             jobs = {one: login.launch(agent, [{"name": "work", "run": run}], one, slurm=slurm) for one, (run, slurm) in runs.items()}
             wait_until(lambda: all((login.work / file).exists() for file in ("up", "up-t")), "the steps run")
+            for job in jobs.values():
+                job.wait_for_kind("attempt_started")
             agent.close()
             numbers = {one: submissions(job)[0] for one, job in jobs.items()}
             assert numbers[task].endswith("_1")

@@ -35,12 +35,13 @@ def test_ranges_run_side_by_side_and_a_failed_one_is_retried_alone(hosts: Hosts)
     )  # fmt: skip
     laptop.environment["KEY"] = "secret words"
     job = laptop.launch(plan)
-    wait_until(lambda: len(list(work.glob("up-*"))) == 4, "all four run at once", seen=lambda: laptop.status(job))
+    wait_until(
+        lambda: len(list(work.glob("up-*"))) == 4 and "4 ranges: 4 running" in laptop.run("status", job, expect=0).out,
+        "all four run at once, and are said to", seen=lambda: laptop.status(job),
+    )  # fmt: skip
     steps = {step["name"]: step for step in laptop.status(job)["steps"]}
     assert list(steps) == ["part-1of4", "part-2of4", "part-3of4", "part-4of4", "part", "after"]
     assert steps["part-2of4"]["part"] == {"of": "part", "index": 2, "count": 4}
-    shown = laptop.run("status", job, expect=0).out
-    assert "4 ranges: 4 running" in shown, shown
     gpus = sorted((work / f"gpus-{index}").read_text().strip() for index in (1, 2, 3, 4))
     assert gpus == ["0", "1", "2", "3"], "each range has a GPU of its own"
 

@@ -33,7 +33,7 @@ def test_a_gigabyte_never_travels(stage: Stage) -> None:
     started = time.monotonic()
     answer = stage.laptop.run("logs", job, "--tail", "3", expect=0)
     assert answer.out.splitlines()[-1] == "the end"
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     assert stage.cable.carried(DOWN) < 1 << 20
     stage.laptop.run("status", job, "--json", expect=0)
     assert stage.cable.carried(DOWN) < 1 << 20
@@ -75,7 +75,7 @@ def test_truncated_under_us(stage: Stage) -> None:
     """Somebody empties the log of a running job; a follower goes on with what comes after, and the job is none the worse."""
     job = launch(stage, "for i in $(seq 200); do echo before $i; done; until [ -e go ]; do sleep 0.03; done; echo after")
     log = stage.the_job().log(1, "work")
-    wait_until(lambda: b"before 200" in log.read_bytes(), "the first part is written")
+    wait_until(lambda: log.exists() and b"before 200" in log.read_bytes(), "the first part is written")
     with stage.laptop.started("logs", job, "-f") as process:
         controller = Controller(process)
         wait_until(lambda: b"before 200" in controller.out, "the follower has the first part")

@@ -51,6 +51,7 @@ def test_every_file_of_ours_is_private_whatever_the_umask(tmp_path: Path) -> Non
     with Stage(tmp_path, step={"run": "true"}) as stage:
         job = JobDir(stage.root, stage.laptop.launch(stage.plan))
         stage.laptop.run("wait", job.id, expect=0)
+        stage.settled(job)  # nothing of it comes and goes any more
         for path in [job.path, *job.path.rglob("*")]:
             mode = path.lstat().st_mode & 0o777
             assert mode & 0o077 == 0, f"{path.relative_to(stage.root)} has mode {mode:o}"

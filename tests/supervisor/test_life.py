@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.answers import check_record
+from tests.sshd.server import free_port
 from tests.support.host_side import Agent, HostSide, Refused, attempts, ended, log_text, look, pythons
 from tests.support.jobdir import JobDir, alive, environment, kill
 from tests.support.waiting import wait_until
@@ -171,6 +172,12 @@ def test_supervisor_is_small_detached_and_marked_by_no_terminal(host: HostSide) 
 # -------------------------------------------------------------------------------------------------------- one copy
 
 
+def starts(host: HostSide) -> list[str]:
+    """Pids that the job wrote down, one per start."""
+    path = host.work / "starts"
+    return path.read_text().split() if path.exists() else []
+
+
 def test_a_resent_launch_adopts(host: HostSide) -> None:
     agent = host.agent()
     spec = host.spec("echo $$ >> starts; sleep 60")
@@ -178,8 +185,8 @@ def test_a_resent_launch_adopts(host: HostSide) -> None:
     second = agent.request("launch", spec=spec, secrets={}, new=False)
     third = host.agent().request("launch", spec=spec, secrets={}, new=False)
     assert [first["adopted"], second["adopted"], third["adopted"]] == [False, True, True]
-    wait_until((host.work / "starts").exists, "the job runs")
-    assert len((host.work / "starts").read_text().split()) == 1
+    wait_until(lambda: starts(host), "the job runs")
+    assert len(starts(host)) == 1
     [job] = host.jobs()
     assert len(job.supervisors()) == 1
 
@@ -191,10 +198,10 @@ def test_many_agents_launch_the_same_job_at_once(host: HostSide) -> None:
     answers = [agent.answer(number) for agent, number in zip(agents, numbers, strict=True)]
     assert {answer["job"] for answer in answers} == {spec["id"]}
     assert [answer["adopted"] for answer in answers].count(False) == 1, "one of them made the job"
-    wait_until((host.work / "starts").exists, "the job runs")
+    wait_until(lambda: starts(host), "the job runs")
     [job] = host.jobs()
     assert len(job.supervisors()) == 1
-    assert len((host.work / "starts").read_text().split()) == 1
+    assert len(starts(host)) == 1
 
 
 def test_the_same_id_with_another_plan_is_refused(host: HostSide) -> None:
@@ -237,7 +244,7 @@ def test_lost_with_and_without_survivors(host: HostSide) -> None:
 def test_retry_of_a_lost_job_ends_the_survivors_first(host: HostSide) -> None:
     agent = host.agent()
     job = host.launch(agent, "echo $$ >> starts; until [ -e go ]; do sleep 0.03; done")
-    wait_until((host.work / "starts").exists, "the job runs")
+    job.wait_for_kind("attempt_started")
     main = job.main
     kill(job.supervisor)
     wait_until(lambda: not job.supervisors(), "the supervisor is gone")
@@ -288,7 +295,7 @@ def test_stop_ladder_ends_in_sigkill_and_says_so(host: HostSide) -> None:
     answer = agent.request("control", job=job.id, action="stop", args={"reason": "enough"}, wait_s=10)
     assert answer["acknowledged"] is True
     assert ended(job) == "stopped"
-    assert 0.3 < time.monotonic() - started < 8
+    assert 0.3 < time.monotonic() - started < 15, "the plan's grace, not the usual one of 15 s"
     signals = [event["data"]["signal"] for event in job.events() if event["kind"] == "stop_sent"]
     assert [str(signum).replace("SIG", "") for signum in signals] in (["TERM", "KILL"], ["15", "9"])
 
@@ -363,11 +370,11 @@ def test_a_step_whose_need_failed_is_skipped(host: HostSide) -> None:
 @pytest.mark.parametrize("ready", ["log", "port", "http"])
 def test_a_service_is_ready_before_its_user_starts_and_stopped_after(host: HostSide, ready: str) -> None:
     agent = host.agent()
-    port = 20000 + os.getpid() % 20000
+    port = free_port()
     server = f"{host.python} -u -m http.server {port} --bind 127.0.0.1"
     probe = {"log": "Serving HTTP", "port": port, "http": f"http://127.0.0.1:{port}/"}[ready]
     steps = [
-        step("serve", server, service={"ready": {ready: probe}, "timeout_s": 20}),
+        step("serve", server, service={"ready": {ready: probe}, "timeout_s": 80}),
         step("use", f"exec 3<>/dev/tcp/127.0.0.1/{port} && touch reached", needs=["serve"]),
     ]
     job = host.launch(agent, steps)
@@ -406,7 +413,7 @@ def test_long_poll_answers_when_the_job_ends(host: HostSide) -> None:
             delays.append(time.time() - float((host.work / "ended").read_text()))
             break
         number = agent.send("look", jobs=[job.id], seen={job.id: state["seq"]}, wait_s=20)
-    assert delays[0] < 8
+    assert delays[0] < 15, "not at the end of the poll's 20 s"
 
 
 def test_an_idle_long_poll_lasts_its_time_and_others_are_answered_meanwhile(host: HostSide) -> None:
@@ -415,12 +422,12 @@ def test_an_idle_long_poll_lasts_its_time_and_others_are_answered_meanwhile(host
     wait_until(lambda: job.state == "running", "the state says so too: it is written after the event")
     seq = look(agent, job.id)["state"]["seq"]
     started = time.monotonic()
-    number = agent.send("look", jobs=[job.id], seen={job.id: seq}, wait_s=1.5)
+    number = agent.send("look", jobs=[job.id], seen={job.id: seq}, wait_s=4.0)
     for _ in range(5):
         agent.request("hello")
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 3.5
     agent.answer(number)
-    assert time.monotonic() - started >= 1.3
+    assert time.monotonic() - started >= 3.8
 
 
 def test_who_asks_for_the_living_hears_of_an_end_and_of_no_earlier_one(host: HostSide) -> None:
@@ -429,8 +436,8 @@ def test_who_asks_for_the_living_hears_of_an_end_and_of_no_earlier_one(host: Hos
     job = host.launch(agent, "until [ -e go ]; do sleep 0.01; done")
     wait_until(lambda: job.state == "running", "the state says so too")
     seen = {job.id: look(agent, job.id)["state"]["seq"]}
-    number = agent.send("look", active_only=True, seen=seen, wait_s=0.8)
     started = time.monotonic()
+    number = agent.send("look", active_only=True, seen=seen, wait_s=0.8)
     assert set(agent.answer(number)["jobs"]) == {job.id}
     assert time.monotonic() - started > 0.5, "the job that had ended before is no news"
     (host.work / "go").touch()
@@ -502,6 +509,7 @@ def test_secrets_reach_the_job_and_nothing_else(host: HostSide) -> None:
     agent.request("launch", spec=spec, secrets={"work": {"TOKEN": secret}}, new=False)
     [job] = host.jobs()
     wait_until((host.work / "length").exists, "the job has read it")
+    wait_until(lambda: job.state == "running", "all that a start writes is there: no file comes and goes")
     assert int((host.work / "length").read_text()) == len(secret)
     for path in job.path.rglob("*"):
         if path.is_file() and secret.encode() in path.read_bytes():

@@ -122,7 +122,7 @@ class Agent:
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
-        return self.process.wait(10)
+        return self.process.wait(10 * PATIENCE)
 
 
 class HostSide:

@@ -23,6 +23,7 @@ def alive(pid: int) -> bool:
 
 def kill(pid: int, signum: int = signal.SIGKILL) -> None:
     """Signal a process that the test knows; it may be gone."""
+    assert pid > 0, "no process is known yet: 0 would mean everything here, the tests too"
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signum)
 

@@ -20,7 +20,7 @@ from orchestrator.services.watch import Watch
 from tests.cli.terminal import Terminal
 from tests.faults.stage import Stage, writes
 from tests.sshd.server import free_port
-from tests.support.jobdir import agents
+from tests.support.jobdir import JobDir, agents
 from tests.support.laptop import ORCH, Laptop
 from tests.support.waiting import wait_until
 
@@ -33,6 +33,13 @@ CHANGING = "i=0; until [ -e go ]; do i=$((i+1)); echo '::orch {\"phase\": \"p'$i
 def stage(tmp_path: Path) -> Iterator[Stage]:
     with Stage(tmp_path / "stage", step={"run": UNTIL_GO, "files": []}) as ready:
         yield ready
+
+
+def running(stage: Stage) -> JobDir:
+    """A job that says that it runs."""
+    job = stage.launch()
+    wait_until(lambda: job.state == "running", "the job runs", seen=job.kinds)
+    return job
 
 
 def the_agents_answers(stage: Stage, known: set[int]) -> tuple[int, int]:
@@ -72,7 +79,7 @@ def test_a_host_is_not_looked_at_more_often_than_it_allows(stage: Stage) -> None
 
 
 def test_status_asks_twenty_hosts_at_once_and_shows_the_unreachable_as_last_seen(stage: Stage) -> None:
-    job = stage.launch()
+    job = running(stage)
     entry = {**stage.sshd.inventory_entry(**stage.entry), "ssh": f"{stage.sshd.user}@127.0.0.1:{stage.cable.port}"}
     seen = stage.laptop.status(job.id)
     assert seen["state"] == "running"
@@ -146,7 +153,7 @@ class Sleeper:
 
 @pytest.fixture
 def sleeper(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sleeper]:
-    job = stage.launch()
+    job = running(stage)
     for name in ("HOME", "ORCH_HOME", "ORCH_INVENTORY"):
         monkeypatch.setenv(name, stage.laptop.environment[name])
     with Session(stage.laptop.inventory) as session, Watch(session, [FoundJob(job.id, "box")]) as watch:

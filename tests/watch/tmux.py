@@ -84,9 +84,13 @@ class Tmux:
         return int(subprocess.run(["ps", "-o", "pid=", "--ppid", shell], capture_output=True, text=True, check=True).stdout)
 
     def until(self, condition: Callable[[str], object], sentence: str, within_s: float = 20.0) -> str:
-        """Wait until the pane fits; its text then."""
-        wait_until(lambda: condition(self.text), sentence, within_s=within_s, every_s=0.1, seen=lambda: "\n" + self.text)
-        return self.text
+        """Wait until the pane fits; the very text that did."""
+
+        def fitting() -> str:
+            text = self.text
+            return text if condition(text) else ""
+
+        return wait_until(fitting, sentence, within_s=within_s, every_s=0.1, seen=lambda: "\n" + self.text)
 
     def shows(self, words: str, within_s: float = 20.0) -> str:
         """Wait until the pane shows words."""
