@@ -144,8 +144,12 @@ class Record:
                     os.rename(self._job.result_path, target)
                 return
 
+    def forget_secrets(self) -> None:
+        """Nothing will start any more: the values go from the disk."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._job.at(protocol.SECRETS_FILE))
+
     def close(self) -> None:
-        """The job is over: its reserve and its secrets are not needed any more."""
-        for name in (protocol.RESERVE_FILE, protocol.SECRETS_FILE):
-            with contextlib.suppress(OSError):
-                os.unlink(self._job.at(name))
+        """The job is over: its reserve is not needed any more."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._job.at(protocol.RESERVE_FILE))
