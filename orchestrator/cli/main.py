@@ -9,8 +9,10 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from typing import IO
 
 from orchestrator.cli.commands import HELP_COLUMNS, help_text
+from orchestrator.cli.encoding import take_any_text
 from orchestrator.cli.interrupt import INTERRUPTED, started
 
 BROKEN_PIPE = 141
@@ -22,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by who started us (`>&-`): no other file may take its number
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    for stream in (sys.stdout, sys.stderr):
+        take_any_text(stream)
     args = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in (args[: args.index("--")] if "--" in args else args)
     try:
@@ -64,12 +68,12 @@ def _report(error: BaseException, *, as_json: bool) -> int:
         sys.stdout.flush()
     except BrokenPipeError as gone:
         error = gone
-    except OSError as full:  # what waits in the buffer would fail again, at the next word and at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as full:
+        _discard(sys.stdout)
         error = full
     if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
         # The reader of our output has gone (`| head`): end quietly, and let no flush at exit complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return BROKEN_PIPE
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         error = Interrupted("interrupted; jobs on hosts go on")
@@ -79,9 +83,12 @@ def _report(error: BaseException, *, as_json: bool) -> int:
         return int(error.exit_code)
     elif isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
-    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
         what = error.filename or "the output"
         error = LocalError(f"{what} cannot be written: {error.strerror}", "jobs on hosts are not affected")
+    elif isinstance(error, PermissionError) and error.filename:
+        what = f"{error.filename} cannot be used: {error.strerror}"
+        error = LocalError(what, "jobs on hosts are not affected")
     if isinstance(error, OrchError):
         _print(error, as_json=as_json)
         return error.exit_status
@@ -99,6 +106,11 @@ def _report(error: BaseException, *, as_json: bool) -> int:
     return INTERNAL
 
 
+def _discard(stream: IO[str]) -> None:
+    """Send what waits in the stream's buffer nowhere: it would fail again, at the next word and at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _print(error: object, *, as_json: bool, code: str | None = None) -> None:
     from orchestrator.core.errors import OrchError
     from orchestrator.ui.console import document, error_lines, say_lines
@@ -108,8 +120,14 @@ def _print(error: object, *, as_json: bool, code: str | None = None) -> None:
         body = error.to_json()
         if code:
             body["error"]["code"] = code
-        document(body)
-    say_lines(error_lines(error.message, error.hint))
+        try:
+            document(body)
+        except OSError:  # perhaps the very failure that is to be told
+            _discard(sys.stdout)
+    try:
+        say_lines(error_lines(error.message, error.hint))
+    except OSError:
+        _discard(sys.stderr)
 
 
 def _usage_errors() -> type[BaseException]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,10 @@ from orchestrator.cli.app import app
 from orchestrator.cli.commands import TABLE, help_text
 from orchestrator.cli.main import main
 from orchestrator.cli.options import seconds
+from orchestrator.core import yaml
 from orchestrator.core.errors import UsageError
+from orchestrator.core.inventory import inventory_of
+from orchestrator.services.init import inventory_text
 from tests.support.laptop import ORCH, Laptop
 
 COMMANDS = list(TABLE)
@@ -250,6 +255,136 @@ def test_an_output_that_takes_nothing_is_no_traceback(closing: str, status: int,
     command = f"{shlex.quote(ORCH)} explain {os.devnull} {closing}"
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stderr.split("\n")[0]) == (status, said)
+
+
+@pytest.mark.parametrize("closing", [">/dev/full", "2>&1 >/dev/full", ">/dev/full 2>/dev/full"])
+@pytest.mark.parametrize("form", ["", "--json"])
+def test_a_large_answer_that_cannot_be_written_is_no_traceback(tmp_path: Path, form: str, closing: str) -> None:
+    """More than one buffer: it fails while it is written, and then the error's own document cannot be written either."""
+    log = tmp_path / "big.log"
+    log.write_text("".join(f"Epoch {number}/4000: 100%|#####| 14/14 [00:01<00:00, 10it/s]\n" for number in range(4000)))
+    command = shlex.join([ORCH, "explain", str(log)])
+    if form:
+        assert len(subprocess.run([*shlex.split(command), form], capture_output=True, check=True).stdout) > 65536
+    done = subprocess.run(["/bin/sh", "-c", f"{command} {form} {closing}"], capture_output=True, text=True, check=False)
+    said = [] if "2>/dev/full" in closing else ["orch: the output cannot be written: No space left on device", "  jobs on hosts are not affected"]
+    assert (done.returncode, (done.stderr + done.stdout).splitlines()) == (2, said)
+
+
+def test_a_reader_gone_before_an_error_is_no_traceback(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([ORCH, "launch", "no.yaml", "--json"], stdout=writing, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path)
+    os.close(writing)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "orch: no.yaml: no such plan file")
+
+
+@pytest.mark.parametrize(
+    ("environment", "shown"),
+    [
+        ({"PYTHONIOENCODING": "utf-8"}, "ValueError: naïve — Ошибка ███░ …"),
+        ({"PYTHONIOENCODING": "cp1252"}, "ValueError: naïve — ?????? @@@x …"),
+        ({"PYTHONIOENCODING": "latin-1"}, "ValueError: naïve - ?????? @@@x ~"),
+        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "ValueError: na?ve - ?????? @@@x ~"),
+    ],
+    ids=str,
+)
+def test_what_the_streams_encoding_lacks_ends_no_command(tmp_path: Path, environment: dict[str, str], shown: str) -> None:
+    """A pipe on Windows, or a shell without UTF-8; on stderr as on stdout."""
+    log = tmp_path / "a.log"
+    log.write_text("ValueError: naïve — Ошибка ███░ …\n", encoding="utf-8")
+    done = subprocess.run([ORCH, "explain", log], capture_output=True, check=False, env={**os.environ, **environment})
+    encoding = environment.get("PYTHONIOENCODING", "ascii")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert f"line 1: {shown}" in done.stdout.decode(encoding)
+    wrong = subprocess.run([ORCH, "explain", log, "█"], capture_output=True, check=False, env={**os.environ, **environment})
+    assert wrong.returncode == 2
+    assert "orch: " in wrong.stderr.decode(encoding)
+
+
+# ------------------------------------------------------------------------------------- a folder that may not be read
+
+
+class Powerless(Laptop):
+    """A laptop whose user is not root, even where the tests run as root: file modes count."""
+
+    def __init__(self, folder: Path) -> None:
+        powers = "-dac_override,-dac_read_search"
+        prefix = ("setpriv", f"--bounding-set={powers}", f"--inh-caps={powers}") if os.geteuid() == 0 else ()
+        super().__init__(folder, {"box": {"ssh": "nobody@127.0.0.1:9"}}, command_prefix=prefix)
+
+    @contextlib.contextmanager
+    def locked(self, folder: Path) -> Iterator[None]:
+        """The folder cannot be looked into."""
+        folder.mkdir(exist_ok=True)
+        mode = folder.stat().st_mode
+        folder.chmod(0)
+        try:
+            yield
+        finally:
+            folder.chmod(mode)
+
+
+def test_init_beside_a_folder_that_may_not_be_read(tmp_path: Path) -> None:
+    laptop = Powerless(tmp_path)
+    laptop.inventory.unlink()
+    with laptop.locked(tmp_path / "plans"):
+        assert laptop.run("init", "box", expect=2).err == "orch: plans/first.yaml cannot be read: Permission denied\n"
+    assert not laptop.inventory.exists()
+
+
+@pytest.mark.parametrize("command", ["status", "gpus", "hosts"])
+def test_an_inventory_in_a_folder_that_may_not_be_read(tmp_path: Path, command: str) -> None:
+    laptop = Powerless(tmp_path)
+    del laptop.environment["ORCH_INVENTORY"]
+    with laptop.locked(tmp_path / "here"):
+        (tmp_path / "here").chmod(0o755)  # for the shell to enter
+        entering = f"cd {shlex.quote(str(tmp_path / 'here'))}; chmod 0 ."
+        script = f"{entering}; exec {shlex.join([*laptop.command_prefix, ORCH, command])}"
+        done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=False, env=laptop.environment)
+    assert (done.returncode, done.stderr) == (2, "orch: inventory.yaml: cannot read the inventory: Permission denied\n")
+
+
+def test_doctor_tells_what_may_not_be_read(tmp_path: Path) -> None:
+    laptop = Powerless(tmp_path)
+    with laptop.locked(laptop.home / ".ssh"), laptop.locked(laptop.store):
+        report = laptop.run("doctor", "--json", "--no-hosts", expect=0).json
+    assert report["files"]["ledger"]["error"] == "Permission denied"
+
+
+def test_files_in_a_folder_that_may_not_be_read(tmp_path: Path) -> None:
+    laptop = Powerless(tmp_path)
+    (tmp_path / "empty").mkdir()
+    plan = laptop.plan([{"name": "a", "run": "true", "files": ["private", "private/*.py", "empty"]}])
+    with laptop.locked(tmp_path / "private"):
+        told = laptop.run("launch", plan, expect=2).err
+    assert "'private' cannot be read: [Errno 13] Permission denied" in told
+    assert "'private/*.py' cannot be read: [Errno 13] Permission denied" in told
+    assert "the folder 'empty' holds no files" in told
+    assert "did you mean" not in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["box", "--name", "a b/../c"], "orch: 'a b/../c' cannot be a host's name"),
+        (["box", "--name", "x" * 101], "cannot be a host's name"),
+        (["box", "--root", "data"], "orch: hosts.box.root: 'data' must be an absolute path on the host"),
+        (["a box"], "orch: hosts.a-box.ssh: 'a box' is not an ssh destination"),
+    ],
+)
+def test_init_writes_no_inventory_that_orch_would_refuse(tmp_path: Path, arguments: list[str], told: str) -> None:
+    laptop = Laptop(tmp_path, {})
+    answer = laptop.run("init", *arguments, "-C", "new", expect=2)
+    assert told in answer.err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["box", "True", "NULL", "12", "1e3", "yes"])
+def test_the_inventory_of_init_keeps_the_hosts_name(name: str) -> None:
+    """And what the host says of itself stays in the comment."""
+    text = inventory_text(name, {"ssh": "box"}, {"hostname": "a\nhosts: {evil: {}}\u2028", "os": "b\rc\x85d"})
+    assert list(inventory_of(yaml.parse(text), Path("inventory.yaml")).hosts) == [name]
 
 
 # -------------------------------------------------------------------------------------------------------------- Ctrl-C

@@ -60,6 +60,13 @@ def test_a_job_in_time(laptop: Laptop, tmp_path: Path) -> None:
     assert "failed, network" in text
     assert "GPU 0" in text
     assert "Mean GPU utilisation while held: 87%" in text
+    utf8 = dict(laptop.environment)
+    laptop.environment |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ascii_only = laptop.run("history", job, expect=0)
+    assert (ascii_only.err, ascii_only.out.isascii()) == ("", True)
+    signs = str.maketrans("█▓░▇·", "@=x#.")
+    assert ascii_only.out == text.translate(signs), "a terminal without blocks shows the same picture"
+    laptop.environment = utf8
     found = laptop.run("history", job, "--plot", "job.svg", "--json", expect=0).json
     assert found["plot"] == "job.svg"
     assert 0 < found["job"]["gpu_hours"]["lost"] < found["job"]["gpu_hours"]["spent"]
