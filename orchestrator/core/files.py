@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from orchestrator.core.schema import nearest
 
@@ -52,6 +53,8 @@ def expand(entry: str, base: Path) -> list[LocalFile]:
         files = [file for found in paths for file in _below(found)]
     except (OSError, ValueError, RuntimeError) as error:  # too long, loops, no such user in ~user
         raise BadEntry(f"{entry!r} cannot be read: {error}") from None
+    if paths and not files:
+        raise BadEntry(f"the folder {entry!r} holds no files")
     if not files:
         raise BadEntry(f"there is no {entry!r} in {base}", _near(path))
     if len(files) > MAX_FILES:
@@ -72,7 +75,7 @@ def collisions(files: Iterable[LocalFile]) -> Iterator[tuple[LocalFile, LocalFil
 
 def _below(path: Path) -> Iterator[LocalFile]:
     if path.is_dir():
-        for folder, folders, names in os.walk(path):
+        for folder, folders, names in os.walk(path, onerror=_refuse):
             folders[:] = sorted(name for name in folders if name not in SKIPPED_FOLDERS)
             for name in sorted(names):
                 file = Path(folder) / name
@@ -80,6 +83,11 @@ def _below(path: Path) -> Iterator[LocalFile]:
                     yield _ordinary(file, (Path(path.resolve().name) / file.relative_to(path)).as_posix())
         return
     yield _ordinary(path, path.name)
+
+
+def _refuse(error: OSError) -> NoReturn:
+    """A folder that cannot be read is no empty one."""
+    raise error
 
 
 def _ordinary(path: Path, name: str) -> LocalFile:
@@ -93,7 +101,9 @@ def _ordinary(path: Path, name: str) -> LocalFile:
 def _near(path: Path) -> str | None:
     try:
         names = sorted(entry.name for entry in path.parent.iterdir())
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return f"there is no folder {path.parent}"
+    except OSError as error:
+        return f"{path.parent} cannot be read: {error.strerror}"
     alike = nearest(path.name, names, cutoff=0.7)
     return f"did you mean {alike!r}?" if alike else None

@@ -177,8 +177,16 @@ def load_inventory(path: Path | str | None = None) -> Inventory:
         ConfigError: there is none, or with all problems found in it.
     """
     found = Path(path) if path is not None else _find()
-    document = yaml.load(found, "inventory")
-    name = str(found)
+    return inventory_of(yaml.load(found, "inventory"), found)
+
+
+def inventory_of(document: Document, path: Path) -> Inventory:
+    """The inventory that a document of the file ``path`` says.
+
+    Raises:
+        ConfigError: with all problems found.
+    """
+    name = document.name
     raw = document.value
     if raw is None:
         raise ConfigError("the inventory is empty", EMPTY_HINT, file=name)
@@ -187,18 +195,20 @@ def load_inventory(path: Path | str | None = None) -> Inventory:
         raise ConfigError(
             f"an inventory is a mapping (key: value), not {kind}", EMPTY_HINT, file=name, line=1
         )
+    if raw.get("hosts", ...) is None:  # the key with nothing behind it, which is another mistake than no key
+        raw["hosts"] = {}
     raw = without_nulls(raw)
     problems: list[Problem] = list(document.problems)
     hosts = raw.get("hosts")
     if isinstance(hosts, dict):
         raw["hosts"] = {key: _normal_host(document, key, host, problems) for key, host in hosts.items()}
         if not hosts:
-            problems.append(document.problem(("hosts",), "there are no hosts", EMPTY_HINT))
+            problems.append(document.problem(("hosts",), "'hosts' is empty: there are no hosts", EMPTY_HINT))
     problems += unusable_text(document, raw)
     inventory, wrong_shapes = check(InventoryFile, document, raw)
     problems += wrong_shapes
     if problems or inventory is None:
-        raise ConfigError.of(in_order(problems), f"the inventory {name}")
+        raise ConfigError.of(in_order(problems), f"the inventory {path}")
     for group, members in inventory.groups.items():
         problems += [
             document.problem(
@@ -208,16 +218,16 @@ def load_inventory(path: Path | str | None = None) -> Inventory:
             if name not in inventory.hosts
         ]
     if problems:
-        raise ConfigError.of(in_order(problems), f"the inventory {name}")
-    folder = found.resolve().parent
+        raise ConfigError.of(in_order(problems), f"the inventory {path}")
+    folder = path.resolve().parent
     hosts_here = {key: _with_paths(host, folder) for key, host in inventory.hosts.items()}
-    return Inventory(hosts_here, found, document, inventory.groups)
+    return Inventory(hosts_here, path, document, inventory.groups)
 
 
 def _find() -> Path:
     candidates = inventory_candidates()
     for candidate in candidates:
-        if candidate.exists():
+        if _may_exist(candidate):
             return candidate
     if len(candidates) == 1:  # ORCH_INVENTORY: let the reader say what is wrong with it
         return candidates[0]
@@ -227,10 +237,19 @@ def _find() -> Path:
     )
 
 
+def _may_exist(path: Path) -> bool:
+    """False where there surely is nothing; of what may not be looked at, the reader says why."""
+    try:
+        path.stat()
+    except OSError as error:
+        return not isinstance(error, (FileNotFoundError, NotADirectoryError))
+    return True
+
+
 def _normal_host(document: Document, name: str, host: Any, problems: list[Problem]) -> Any:
     where = ("hosts", name)
     if not _HOST_NAME.fullmatch(name):
-        hint = "letters, digits, '.', - and _; the address goes into ssh:"
+        hint = "letters, digits, '.', - and _, a letter or digit first; the address goes into ssh:"
         problems.append(document.problem(where, f"{name!r} cannot be a host's name", hint))
     if host is None:
         host = {}

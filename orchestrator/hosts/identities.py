@@ -10,7 +10,6 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import paramiko
@@ -90,9 +89,9 @@ class Identities:
 
     def offers(self) -> Iterator[tuple[str, paramiko.PKey]]:
         """Keys in ssh's order: configured ones that the agent holds, other agent keys, files; encrypted files last."""
-        files = [path for path in dict.fromkeys(self._resolved.identity_files) if Path(path).is_file()]
+        files = [path for path in dict.fromkeys(self._resolved.identity_files) if os.path.isfile(path)]
         for path in self._resolved.identity_files:
-            if self._resolved.identities_only and path not in files and not Path(path + ".pub").is_file():
+            if self._resolved.identities_only and path not in files and not os.path.isfile(path + ".pub"):
                 self._tried.add(f"key {path}", "no such file")
         publics = {path: blob for path in self._resolved.identity_files if (blob := _public_blob(path))}
         held = {key.asbytes(): key for key in self._agent_keys()}
@@ -144,7 +143,7 @@ class Identities:
         for file in dict.fromkeys(
             (*self._resolved.certificate_files, path.removesuffix(".pub") + "-cert.pub")
         ):
-            if not Path(file).is_file():
+            if not os.path.isfile(file):
                 continue
             try:
                 certificate = paramiko.pkey.PublicBlob.from_file(file)

@@ -132,7 +132,7 @@ def _ssh() -> dict[str, Any]:
         "program": program,
         "version": said,
         "agent": agent,
-        "config": str(config) if config.exists() else f"{config} (not there)",
+        "config": str(config) if os.path.exists(config) else f"{config} (not there)",
         "keys": [path.name for path in sorted(Path("~/.ssh").expanduser().glob("id_*")) if path.suffix != ".pub"],
     }
 
@@ -159,6 +159,8 @@ def _files(session: Session) -> dict[str, Any]:
             ledger |= {"bytes": ledger_path().stat().st_size, "jobs": len(session.ledger.jobs())}
     except OrchError as error:
         ledger["error"] = error.message
+    except OSError as error:  # its folder may not be looked into
+        ledger["error"] = str(error.strerror)
     return {"inventory": inventory, "ledger": ledger}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import dataclass, replace
@@ -32,28 +33,33 @@ def init(session: Session, request: InitRequest) -> dict[str, Any]:
     """Probe the host, then write; ``{"host", "written": [...], "plan", "notes": [...], "facts", "checks"}``.
 
     Raises:
-        UsageError: files are there already, and ``force`` was not given. HostError: the host could not be asked.
+        ConfigError: what was said makes no inventory. UsageError: files are there already, and ``force`` was not given.
+        LocalError: they cannot be read or written. HostError: the host could not be asked.
     """
-    from orchestrator.core.inventory import Host, Inventory
+    from orchestrator.core.inventory import inventory_of
+    from orchestrator.core.yaml import Document
     from orchestrator.services.hosts import check_hosts
     from orchestrator.services.session import Session as OtherSession
 
     name = request.name or name_of(request.ssh)
     inventory_path = request.directory / "inventory.yaml"
     plan_path = request.directory / "plans" / "first.yaml"
-    there = [str(path) for path in (inventory_path, plan_path) if path.exists()]
+    try:
+        there = [str(path) for path in (inventory_path, plan_path) if path.exists()]
+    except OSError as error:
+        raise LocalError(f"{error.filename} cannot be read: {error.strerror}") from error
     if there and not request.force:
         raise UsageError(
             f"{' and '.join(there)} already there, nothing was written", "overwrite with --force"
         )
     entry: dict[str, Any] = {"ssh": request.ssh}
     if request.identity_file:
-        entry["identity_file"] = str(request.identity_file)
+        entry["identity_file"] = _from_here(request.identity_file)
     if request.known_hosts:
-        entry["known_hosts"] = str(request.known_hosts)
+        entry["known_hosts"] = _from_here(request.known_hosts)
     if request.root:
         entry["root"] = request.root
-    inventory = Inventory(hosts={name: Host.model_validate(entry)}, path=inventory_path)
+    inventory = inventory_of(Document(None, {"hosts": {name: entry}}), inventory_path)
     with OtherSession(None, say=session.say, now=session.now, inventory=inventory) as probing:
         try:
             found = check_hosts(probing, [name], accept_new=request.accept_new, raise_errors=True)["hosts"][0]
@@ -94,6 +100,11 @@ def init(session: Session, request: InitRequest) -> dict[str, Any]:
     }
 
 
+def _from_here(path: Path) -> str:
+    """A path that was typed in this folder, for the inventory, whose paths begin at its own folder."""
+    return os.path.abspath(os.path.expanduser(path))
+
+
 def typed(request: InitRequest) -> str:
     """The command line that says this."""
     options = {
@@ -113,7 +124,8 @@ def typed(request: InitRequest) -> str:
 def name_of(ssh: str) -> str:
     """A host name for the inventory out of an ssh alias or user@host:port."""
     host = ssh.rpartition("@")[2].split(":")[0].split(".")[0] if not re.match(r".*@?\d+\.\d+", ssh) else ssh
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", host.rpartition("@")[2].split(":")[0]).strip("-").lower() or "host"
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", host.rpartition("@")[2].split(":")[0])
+    return plain.strip("-_").lower() or "host"
 
 
 def job_python(facts: dict[str, Any]) -> str | None:
@@ -134,7 +146,7 @@ def yaml_text(value: Any) -> str:
     if (
         isinstance(value, str)
         and re.fullmatch(r"[A-Za-z_/~][A-Za-z0-9_./@~-]*", value)
-        and value not in {"true", "false", "null"}
+        and value.lower() not in {"true", "false", "null"}
     ):
         return value
     return json.dumps(value)
@@ -149,10 +161,9 @@ def inventory_text(name: str, entry: dict[str, Any], facts: dict[str, Any]) -> s
         "root": "jobs, logs and uploads; a local disk",
         "scheduler": "direct or slurm",
     }
-    lines = [
-        f"# Hosts that orch may use. {facts.get('hostname')}: {facts.get('os')}, {facts.get('cpu_count')} CPUs.",
-        "hosts:",
-    ]
+    seen = f"{facts.get('hostname')}: {facts.get('os')}, {facts.get('cpu_count')} CPUs"
+    # One line, whatever the host says: behind a line's end its words would be keys of the inventory.
+    lines = [f"# Hosts that orch may use. {' '.join(seen.split())}.", "hosts:"]
     lines.append(f"  {yaml_text(name)}:")
     for key, value in entry.items():
         comment = f"  # {comments[key]}" if key in comments else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,6 +85,6 @@ def _local_candidates(prepared: Prepared) -> list[str]:
             text = word.strip("'\"")
             if text and len(text) < 512 and not text.startswith(("/", "{", "-", "~")) and "\0" not in text:
                 path = prepared.plan.base_dir / text
-                if path.is_file():
+                if os.path.isfile(path):
                     found.add(text)
     return sorted(found)
