@@ -34,6 +34,8 @@ def status_lines(
         if lines:
             lines.append(Text(""))
         lines.extend(job_lines(job, moment, processes=processes))
+        if len(jobs) == 1 or str(job.get("state")) != "succeeded":  # in a list, what went well has nothing to add
+            lines.extend(note_lines(job, moment))
     if not jobs:
         lines.append(Text("No jobs. Start one with: orch launch PLAN"))
     trouble = host_lines(hosts)
@@ -43,7 +45,7 @@ def status_lines(
 
 
 def job_lines(job: Json, moment: Moment, *, processes: bool = False) -> list[Text]:
-    """Head line and step lines of one job."""
+    """Head line and step lines of one job, without its notes."""
     state = str(job.get("state"))
     head = Text.assemble(
         (str(job.get("id")), "bold"),
@@ -77,14 +79,12 @@ def job_lines(job: Json, moment: Moment, *, processes: bool = False) -> list[Tex
         if processes:
             running = [one for attempt in step.get("attempts") or [] for one in attempt.get("processes") or []]
             lines.extend(Text(f"    {process_line(one)}") for one in running)
-    return [*lines, *note_lines(job, moment)]
+    return lines
 
 
 def note_lines(job: Json, moment: Moment) -> list[Text]:
-    """The newest notes of a job that has not ended well: what the host did beside its steps, or offers to do."""
+    """The newest notes of a job: what the host did or saw beside its steps, or offers to do."""
     notes: list[Any] = list(job.get("notes") or [])
-    if str(job.get("state")) == "succeeded" or not notes:
-        return []
     lines = []
     for note in notes[-NOTES:]:
         ago = seconds_between(note.get("at"), None, moment.now)

@@ -34,11 +34,11 @@ class FullDisk:
         self._since: Optional[str] = None
         self._said = 0
 
-    @property
-    def full(self) -> bool:
-        """It is, or was a moment ago, and something of the job was writing."""
-        free = free_bytes(self._boss.job.path)
-        return self._since is not None or (free is not None and free < FULL_BYTES)
+    def met(self) -> bool:
+        """Has an attempt that ended this moment met a full disk?  Looked at now: the job may be over before the next tick."""
+        if self._since is None and self._is_full():
+            self._since = utc_now()
+        return self._since is not None
 
     def tick(self, now: float) -> None:
         """Look when it is time; never raises for what a disk does."""
@@ -46,14 +46,23 @@ class FullDisk:
             return
         self._due = now + EVERY_S
         writing = any(one.attempt is not None and one.attempt.exit_status is None for one in self._boss.steppers)
-        free = free_bytes(self._boss.job.path)
         if self._since is None:
-            if writing and free is not None and free < FULL_BYTES:
+            if writing and self._is_full():
                 self._since = utc_now()
-        elif not writing or (free is not None and free > ROOM_BYTES):
-            text = "{} from {} to {}: lines may be missing in them".format(SAID, _clock(self._since), _clock(utc_now()))
-            self._since, self._said = None, self._said + 1
-            self._boss.emit(EventKind.NOTE, text=text)
+        elif not writing or (free_bytes(self._boss.job.path) or 0) > ROOM_BYTES:
+            self.say()
+
+    def say(self) -> None:
+        """Write down what was seen and not said yet: there is room, nothing runs any more, or the job is over."""
+        if self._since is None:
+            return
+        text = "{} from {} to {}: lines may be missing in them".format(SAID, _clock(self._since), _clock(utc_now()))
+        self._since, self._said = None, self._said + 1
+        self._boss.emit(EventKind.NOTE, text=text)
+
+    def _is_full(self) -> bool:
+        free = free_bytes(self._boss.job.path)
+        return free is not None and free < FULL_BYTES
 
 
 def free_bytes(path: str) -> Optional[int]:

@@ -80,7 +80,7 @@ class Facts:
             marker_progress=attempt.work_done(),
             oom_kills_before=attempt.oom_kills_before,
             started_mono=attempt.started_mono,
-            log_disk_full=boss.usage.disk.full,
+            log_disk_full=boss.usage.disk.met(),
             stop_verdict=hang_verdict if attempt.stop_kind == "hang" else None,
             secrets=boss.secret_values(),
             left=left,

@@ -328,6 +328,7 @@ class Supervisor:
             final = "succeeded"
         if self.fold.state["stop_requested"] and final == "failed":
             final = "stopped"
+        self.usage.disk.say()
         self.record.forget_secrets()  # before any sign of the end: who is told of it need not wonder
         self.emit(EventKind.FINISHED, state=final)
         while self.record.pending:  # the disk is full: the final event is worth waiting for

@@ -212,7 +212,7 @@ def test_status_of_an_unreachable_host_shows_age_and_reason() -> None:
     assert lines[-2:] == ["gpubox: timed out", "  check the VPN"]
 
 
-def test_the_newest_notes_of_a_job_are_shown_until_it_has_succeeded() -> None:
+def test_the_newest_notes_of_a_job_are_shown_but_in_a_list_not_of_one_that_succeeded() -> None:
     notes = [{"at": (NOW - timedelta(minutes=9 - n)).isoformat(), "text": f"note {n}\x1b[31m"} for n in range(4)]
     notes.append({"at": None, "text": "seen from another machine"})
     shown = [line.plain for line in status_lines([job(notes=notes)], [], MOMENT)]
@@ -222,7 +222,9 @@ def test_the_newest_notes_of_a_job_are_shown_until_it_has_succeeded() -> None:
         "  note: seen from another machine",
         "  2 earlier notes: orch status eagle3-20261129-abc234 --json",
     ]
-    assert not any("note" in line.plain for line in status_lines([job(state="succeeded", notes=notes)], [], MOMENT))
+    well = job(state="succeeded", notes=notes)
+    assert [line.plain for line in status_lines([well], [], MOMENT)][-4:] == shown[-4:]
+    assert not any("note" in line.plain for line in status_lines([well, well], [], MOMENT))
 
 
 def test_skew_is_shown_over_two_seconds() -> None:

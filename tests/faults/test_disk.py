@@ -164,6 +164,20 @@ def test_a_program_that_fills_the_disk_of_its_log(tmp_path: Path) -> None:
         assert len(why["attempts"]) == 1
 
 
+def test_a_program_that_does_not_care_whether_its_lines_were_written(tmp_path: Path) -> None:
+    """It ends with 0 at once, and a second step does too: that lines may be missing is said all the same."""
+    fills = "head -c 40000000 /dev/zero | tr '\\0' x | fold -w 100; true"
+    disk = tmp_path / "disk"
+    with small_disk(disk, DISK_MIB), Stage(tmp_path / "stage", step=SILENT, root=disk / "root", entry={"allow_tmpfs": True}) as stage:
+        steps = [{"name": "fills", "run": fills}, {"name": "after", "run": "echo b; true", "needs": ["fills"]}]
+        plan = stage.laptop.plan(steps, name="careless", workdir=str(stage.work))
+        job = stage.laptop.launch(plan, "--no-preflight")
+        stage.laptop.run("wait", job, expect=0)
+        notes = [note["text"] for note in stage.laptop.status(job)["notes"]]
+        assert [note for note in notes if "the disk of the job's logs was full from 20" in note], notes
+        assert "was full from" in stage.laptop.run("status", job, expect=0).out
+
+
 TABLE = (
     release, spec, blob, running, final_record, final_record_without_reserve, control, killed_while_full,
 )  # fmt: skip
