@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
 def stop(
     job: JobArgument,
     step: StepOption = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Return only when the job has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return only when it has ended.")] = False,
     timeout: Annotated[
         str | None,
         typer.Option("--timeout", metavar="TIME", help="With --wait: give up after this time with 124."),
@@ -61,6 +61,7 @@ def stop(
     from orchestrator.services.resolve import resolve
     from orchestrator.services.stop import stop as request
     from orchestrator.ui.console import document, out
+    from orchestrator.ui.text import one_line
 
     if timeout is not None and not wait:
         raise UsageError("--timeout limits what --wait waits, and --wait is not there", "add --wait")
@@ -71,8 +72,11 @@ def stop(
     if as_json:
         document(answer)
         return
-    target = f"{answer['job']} {step}" if step else answer["job"]
-    out(f"{target} {answer['state']}" + ("" if answer["acknowledged"] else " (asked; not acknowledged yet)"))
+    late = "" if answer["acknowledged"] else " (asked; not acknowledged yet)"
+    if step is None:
+        out(f"{answer['job']} {answer['state']}{late}")
+    for name, state in (answer.get("stopping") or {}).items():
+        out(f"{answer['job']} {one_line(name)} {state}{late}")
 
 
 def retry(
@@ -137,13 +141,15 @@ def extend(
     an attempt after a restart has its whole limit anew. The time limit of a Slurm allocation stays what it is; a job that
     needs longer goes on in the next one.
     """
+    from orchestrator.core.errors import UsageError
     from orchestrator.services.extend import extend as request
     from orchestrator.services.resolve import resolve
     from orchestrator.ui.console import document, out
     from orchestrator.ui.text import duration, one_line
 
     more_s = seconds(more, "TIME")
-    assert more_s is not None
+    if not more_s:
+        raise UsageError(f"TIME {more!r} is no time to add", "write 90s, 30m, 2h")
     with open_session(inventory) as session:
         answer = request(session, resolve(session, job), more_s, step=step)
     if as_json:

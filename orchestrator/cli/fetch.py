@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from orchestrator.cli.options import InventoryOption, JobArgument, JsonOption, examples, open_session
 
 INCOMPLETE = 1
+SHOWN = 5
 
 
 class What(StrEnum):
@@ -64,10 +66,10 @@ def fetch(
     if as_json:
         document(answer)
     if answer["links"]:
-        names = ", ".join(one_line(item["path"]) for item in answer["links"][:5])
+        names = _some([one_line(item["path"]) for item in answer["links"]])
         say(f"orch: {plural(len(answer['links']), 'link')} not followed: {names}")
     if answer["special"]:
-        names = ", ".join(f"{one_line(item['path'])} ({one_line(item['kind'])})" for item in answer["special"][:5])
+        names = _some([f"{one_line(item['path'])} ({one_line(item['kind'])})" for item in answer["special"]])
         say(f"orch: {plural(len(answer['special']), 'special file')} left out: {names}")
     for item in answer["skipped"]:
         say(f"orch: not fetched: {one_line(item['path'])}: {one_line(item['reason'])}")
@@ -75,7 +77,9 @@ def fetch(
         answer[kind] for kind in ("fetched", "unchanged", "links", "special", "skipped")
     ):
         say(
-            "orch: no file found: outputs are what lies in $ORCH_OUTPUT, <workdir>/<step> unless the step's `output:` names another"
+            f"orch: no file found that fits --include {' or '.join(map(one_line, include))}"
+            if include
+            else "orch: no file found: outputs are what lies in $ORCH_OUTPUT, <workdir>/<step> unless the step's `output:` names another"
         )
     if not as_json:
         fetched, same = answer["fetched"], answer["unchanged"]
@@ -85,3 +89,9 @@ def fetch(
         )
     if answer["skipped"]:
         raise typer.Exit(INCOMPLETE)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of them, and how many there are more."""
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more (--json has them all)" if more > 0 else "")

@@ -10,6 +10,7 @@ from orchestrator.core.answers import check_record
 from orchestrator.core.errors import ProtocolError
 from orchestrator.services.look import job_view, look, remember
 from orchestrator.services.resolve import FoundJob
+from orchestrator.services.wait import steps_meant
 from orchestrator.services.wait import wait as wait_for
 
 if TYPE_CHECKING:
@@ -27,6 +28,13 @@ def control(
 
     ``secrets`` travel beside the request: what is in it becomes a record on the host.
     """
+    return _asked(session, job, action, secrets=secrets, **args)[0]
+
+
+def _asked(
+    session: Session, job: FoundJob, action: str, *, secrets: Mapping[str, Any] | None = None, **args: Any
+) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """The answer of `control`, and the job's state or view that it was made of."""
     given = {key: value for key, value in args.items() if value not in (None, "", {})}
     more: dict[str, Any] = {"secrets": secrets} if secrets else {}
     answer = session.agent(job.host).request(
@@ -38,7 +46,7 @@ def control(
     if seq is not None and int(state.get("seq") or 0) < int(seq):
         # The word was given, and the state that shows it is being written: who asks next must not see the old one.
         state = _state_since(session, job, int(seq)) or state
-    return {
+    document = {
         "job": job.id,
         "host": job.host,
         "acknowledged": bool(answer.get("acknowledged")),
@@ -47,6 +55,7 @@ def control(
         **({"limits_s": answer["limits_s"]} if answer.get("limits_s") is not None else {}),
         **({"steps": answer["steps"]} if answer.get("steps") else {}),
     }
+    return document, state
 
 
 def _state_since(session: Session, job: FoundJob, seq: int) -> dict[str, Any] | None:
@@ -82,12 +91,16 @@ def stop(
 ) -> dict[str, Any]:
     """Stop a job or one step of it; a job that has ended already is left as it is.
 
+    ``state`` of the answer is the job's; with ``step``, ``stopping`` is {step: its state} of it, or of its ranges.
+
     Raises:
-        WaitTimeout: with ``wait``, not ended in time.
-        NoSuchJob, UsageError: no such job or step.
+        WaitTimeout: with ``wait``, the job or the step has not ended in time.
+        NoSuchJob, UsageError: no such job or step. WrongState: its launch was cut short.
     """
-    answer = control(session, job, "stop", step=step, reason=reason)
-    if wait and step is None:
-        answer["state"] = wait_for(session, job, timeout_s=timeout_s)["state"]
-        answer["acknowledged"] = True
+    answer, view = _asked(session, job, "stop", step=step, reason=reason)
+    if wait:
+        view = wait_for(session, job, step=step, timeout_s=timeout_s)
+        answer.update(state=view["state"], acknowledged=True)
+    if step is not None:
+        answer["stopping"] = {str(one["name"]): str(one["state"]) for one in steps_meant(view, step)}
     return answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import (
@@ -22,21 +22,27 @@ from orchestrator.services.look import look, remember
 from orchestrator.services.pace import Pace
 from orchestrator.services.resolve import FoundJob
 from orchestrator.services.sleep import SleepClock
+from remote_jobs.protocol import STEP_TERMINAL
 
 if TYPE_CHECKING:
     from orchestrator.services.session import Session
+
+NOT_LAUNCHED = "the launch of {} is not finished; if it was cut short, start it anew with: orch launch PLAN"
 
 
 def wait(
     session: Session,
     job: FoundJob,
     *,
+    step: str | None = None,
     timeout_s: float | None = None,
     saw: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """The job's view once it has ended or is lost. A link that breaks on the way is waited for, without an end.
 
-    ``saw`` is told of every view on the way.
+    Args:
+        step: wait for the end of this step only, or of all ranges of this split one.
+        saw: is told of every view on the way.
 
     Raises:
         WaitTimeout: not ended in time; the job goes on.
@@ -45,7 +51,7 @@ def wait(
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     pace, seq, wait_s, away = Pace(session, job.host), -1, 0.0, False
-    met, clock = False, SleepClock()
+    met, clock, told, hint = False, SleepClock(), False, "the job goes on"
     while True:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         held = wait_s if left is None else min(wait_s, left)
@@ -69,19 +75,34 @@ def wait(
                 session.say(f"orch: {job.host} answers again; the job is {view['state']}")
             met, away = True, False
             changed, seq = view["seq"] != seq, view["seq"]
+            hint = NOT_LAUNCHED.format(job.id) if view.get("unfinished") else "the job goes on"
             if changed:
                 remember(session, [view])
                 if saw is not None:
                     saw(view)
-            if view["state"] in OVER:
+            if view["state"] in OVER or (step is not None and ended(steps_meant(view, step))):
                 return view
+            if view.get("unfinished") and not changed and not told:
+                told = True
+                session.say(f"orch: {NOT_LAUNCHED.format(job.id)}; waiting for it")
             wait_s = pace.after([view], changed=changed)
             owed_s = pace.owed_s(sent)
             time.sleep(owed_s if left is None else min(owed_s, max(0.0, left)))
         if left is not None and left <= 0:
-            raise WaitTimeout(
-                f"job {job.id} on {job.host} has not ended within {timeout_s:g} s", "the job goes on"
-            )
+            what = f"job {job.id} on {job.host}" if step is None else f"step {step} of job {job.id} on {job.host}"
+            raise WaitTimeout(f"{what} has not ended within {timeout_s:g} s", hint)
+
+
+def steps_meant(view: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """The steps of a job that a name means: the one so called, and the ranges of it where it is split."""
+    return [
+        step for step in view.get("steps") or [] if name in (step["name"], (step.get("part") or {}).get("of"))
+    ]
+
+
+def ended(steps: Sequence[Mapping[str, Any]]) -> bool:
+    """True when there are some and none of them will go on by itself."""
+    return bool(steps) and all(step["state"] in STEP_TERMINAL for step in steps)
 
 
 def the_job(views: list[dict[str, Any]], job: FoundJob, unreadable: dict[str, str]) -> dict[str, Any]:

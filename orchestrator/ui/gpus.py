@@ -68,6 +68,8 @@ def _verdict(document: Json) -> Text:
     expected = document.get("expected")
     there = len(document.get("gpus") or [])
     count = f"{there} of {expected}" if expected is not None else str(there)
+    if document["clean"] and expected == 0 and not there:
+        return Text("clean: no GPU is asked for", style="green")
     if document["clean"] and all(gpu["memory_used_mib"] is None for gpu in document.get("gpus") or []):
         said = f"{count} GPU{'s' if there != 1 else ''} free" if there else "no compute process"
         return Text(f"clean as far as this output tells: {said}; memory was not measured, see nvidia-smi -q -x", style="yellow")

@@ -46,7 +46,7 @@ def check(action: str, state: Mapping[str, Any], steps: Sequence[str], *, alive:
     if action == "retry" and steps and all(_state_of(state, one) == "succeeded" for one in steps):
         raise AgentError(WRONG_STATE, "step {} of job {} succeeded: nothing to retry".format(", ".join(steps), job), ANEW)
     if action == "extend" and name in protocol.JOB_TERMINAL:
-        raise AgentError(WRONG_STATE, "job {} is over ({})".format(job, name), "take it up again with: orch retry {}".format(job))
+        raise AgentError(WRONG_STATE, "job {} is over ({})".format(job, name), ANEW if name == "succeeded" else "take it up again with: orch retry {}".format(job))
 
 
 def runs_again(spec: protocol.JobSpec, before: Mapping[str, Any], reopened: Sequence[str]) -> List[str]:

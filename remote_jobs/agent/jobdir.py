@@ -251,7 +251,7 @@ class JobDir:
                     event = json.loads(line.decode("utf-8"))
                 except ValueError:
                     continue  # torn by a full disk or a kill; the writer went on on a new line
-                if isinstance(event, dict) and isinstance(event.get("seq"), int):
+                if isinstance(event, dict) and isinstance(event.get("seq"), int) and protocol.is_count(event["seq"]):
                     yield event, offset
 
 

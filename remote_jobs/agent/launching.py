@@ -277,6 +277,12 @@ def no_step(state: Mapping[str, Any], step: Any) -> AgentError:
     return AgentError("no_step", "job {} has no step {!r}".format(state["id"], step), "its steps: {}".format(names))
 
 
+def never_started(job_id: str) -> AgentError:
+    """The answer for a job whose launch broke off before its plan was there."""
+    text = "job {} was never started: its launch was cut short".format(job_id)
+    return AgentError("wrong_state", text, "start it anew with: orch launch PLAN")
+
+
 def post_control(
     layout: Layout,
     looker: Looker,
@@ -301,6 +307,8 @@ def post_control(
     jobs, unreadable = looker.jobs([job_id])
     if job_id not in jobs:
         raise AgentError("no_job", unreadable.get(job_id, "no job {}".format(job_id)), "list them: orch status")
+    if jobs[job_id]["spec"] is None:
+        raise never_started(job_id)  # a request left there would be obeyed by a launch that takes the folder up
     state = jobs[job_id]["state"] or {}
     step, steps = args.get("step"), []
     if step is not None and state.get("steps"):

@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from remote_jobs.agent.command import Places
 from remote_jobs.agent.jobdir import Layout, fsync_dir
-from remote_jobs.agent.launching import AgentError, disk_error
+from remote_jobs.agent.launching import AgentError, disk_error, never_started
 
 MAX_CHUNK_BYTES = 1 << 20
 _MAX_ENTRIES = 200_000
@@ -141,6 +141,8 @@ def _tops(layout: Layout, job_id: Optional[str], root: str) -> List[Tuple[str, s
         return [("job", job.path, None)]
     if root != "outputs":
         raise AgentError("bad_request", "unknown root {!r}".format(root), "use job, outputs or an absolute path")
+    if os.path.isdir(job.path) and not os.path.exists(job.spec_path):
+        raise never_started(job_id)
     spec = job.spec()
     places = Places(spec, job)
     tops: List[Tuple[str, str, Optional[str]]] = []

@@ -11,7 +11,7 @@ from remote_jobs import protocol
 from remote_jobs.agent import causes, fulldisk, incident, reboot
 from remote_jobs.agent.advice import addressed
 from remote_jobs.agent.jobdir import JobDir, Layout
-from remote_jobs.agent.launching import AgentError, meant, no_step
+from remote_jobs.agent.launching import AgentError, meant, never_started, no_step
 from remote_jobs.agent.look import Looker
 
 
@@ -20,7 +20,7 @@ def why(layout: Layout, looker: Looker, job_id: str, step: Optional[str], attemp
     that failed first (those that failed after it are in ``also_failed``), or for the newest failed attempt.
 
     Raises:
-        AgentError: no_job, no_step or no_attempt, with what there is.
+        AgentError: no_job, wrong_state (never started), no_step or no_attempt, with what there is.
     """
     answer = _answer(layout, looker, job_id, step, attempt)
     host = layout.job(job_id).spec().host
@@ -29,8 +29,10 @@ def why(layout: Layout, looker: Looker, job_id: str, step: Optional[str], attemp
 
 def _answer(layout: Layout, looker: Looker, job_id: str, step: Optional[str], attempt: Optional[int]) -> Dict[str, Any]:
     jobs, unreadable = looker.jobs([job_id])
-    if job_id not in jobs or jobs[job_id]["state"] is None:
-        raise AgentError("no_job", unreadable.get(job_id, "job {} was never started".format(job_id)))
+    if job_id not in jobs:
+        raise AgentError("no_job", unreadable.get(job_id, "no job {}".format(job_id)))
+    if jobs[job_id]["state"] is None:
+        raise never_started(job_id)
     job, state = layout.job(job_id), jobs[job_id]["state"]
     index, item, found = _pick(state, step, attempt)
     answer: Dict[str, Any] = {

@@ -412,15 +412,46 @@ def test_extend_moves_the_limit_of_what_runs(host: Host) -> None:
     assert (document["acknowledged"], document["limits_s"]) == (True, {"work": 9600.0})
     refused = host.quick("extend", job, "soon", expect=2)
     assert "is not a time" in refused.err
+    assert "no time to add" in host.quick("extend", job, "0", expect=2).err
     (work / "go").touch()
     host.quick("wait", job, expect=0)
     over = host.quick("extend", job, "1h", expect=2)
     assert "is over (succeeded)" in over.err
+    assert "orch retry" not in over.err, "which would be refused"
     free, work = host.launch(GO)
     assert "has no time limit" in host.quick("extend", free, "1h", expect=2).err
     assert "stop it first" in host.quick("retry", free, expect=2).err
     (work / "go").touch()
     host.quick("wait", free, expect=0)
+
+
+def test_stop_of_one_step_tells_of_that_step(host: Host) -> None:
+    plan, work = host.plan(
+        {"name": "runs", "run": GO}, {"name": "waits", "run": "true", "needs": ["runs"]}, {"name": "other", "run": f"trap '' TERM; {GO}"}
+    )
+    job = host.start(plan)
+    wait_until(lambda: host.job(job).kinds().count("attempt_started") == 2, "two steps run")
+    assert host.quick("stop", job, "--step", "waits", "--wait", expect=0).out == f"{job} waits stopped\n"
+    ended = host.quick("stop", job, "--step", "runs", "--wait", "--json", expect=0).json
+    assert (ended["state"], ended["stopping"]) == ("running", {"runs": "stopped"})
+    late = host.quick("stop", job, "--step", "other", "--wait", "--timeout", "0", expect=124)
+    assert f"step other of job {job}" in late.err
+    (work / "go").touch()
+    host.quick("wait", job, expect=1)
+
+
+def test_a_launch_that_was_cut_short_has_nothing_to_stop_retry_or_fetch(host: Host, tmp_path: Path) -> None:
+    """Its folder is there, its plan is not: wrong usage, and no request is left for a later launch to obey."""
+    job = "cut-20260101-abcdef"
+    folder = host.root / "jobs" / job
+    folder.mkdir(parents=True)
+    for command in (["stop"], ["retry"], ["extend", "1h"], ["fetch", str(tmp_path)], ["why"]):
+        answer = host.quick(command[0], job, *command[1:], expect=2)
+        assert f"{job} was never started" in answer.err, answer
+        assert "orch launch PLAN" in answer.err
+    assert list(folder.iterdir()) == []
+    assert "launch not finished" in host.quick("status", job, expect=0).out
+    assert "is not finished" in host.quick("wait", job, "--timeout", "0", expect=124).err
 
 
 @pytest.mark.parametrize("command", ["stop", "retry", "extend", "why", "logs", "forward"])
@@ -490,7 +521,7 @@ def test_logs_of_what_is_not_there(host: Host) -> None:
 def test_fetch_brings_verifies_skips_and_resumes(host: Host, tmp_path: Path) -> None:
     job, work = host.launch(
         "mkdir -p out/deep; head -c 3000000 /dev/zero | tr '\\0' x > out/big.bin; echo '{}' > out/deep/a.json; "
-        "ln -s /etc/passwd out/link; ln -s / out/all; touch -d 2020-01-02T03:04:05Z out/deep/a.json; mkfifo out/deep/pipe; "
+        "ln -s /etc/passwd out/link; ln -s / out/all; mkdir out/many; for i in 1 2 3 4 5 6; do ln -s / out/many/$i; done; touch -d 2020-01-02T03:04:05Z out/deep/a.json; mkfifo out/deep/pipe; "
         "python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('out/sock')\"",
         output="out",
     )
@@ -504,7 +535,7 @@ def test_fetch_brings_verifies_skips_and_resumes(host: Host, tmp_path: Path) -> 
     assert not (dest / "out" / "link").exists()
     assert [path.name for path in dest.rglob("*") if not path.is_dir() and not path.is_file()] == []
     told = host.quick("fetch", job, dest, expect=0).err
-    assert "2 links not followed: out/all, out/link" in told
+    assert "8 links not followed: out/all, out/link, out/many/1, out/many/2, out/many/3 and 3 more" in told
     assert "2 special files left out: out/sock (socket), out/deep/pipe (fifo)" in told
     assert [path for path in dest.rglob("*") if path.name.endswith(".part")] == []
     again = host.quick("fetch", job, dest, "--json", expect=0).json
@@ -535,6 +566,7 @@ def test_fetch_logs_and_globs(host: Host, tmp_path: Path) -> None:
     assert "special" not in host.quick("fetch", job, tmp_path / "all", "--what", "all", expect=0).err
     host.quick("fetch", job, tmp_path / "some", "--include", "*.json", expect=0)
     assert sorted(path.name for path in (tmp_path / "some").rglob("*") if path.is_file()) == ["b.json"]
+    assert "fits --include *.yaml" in host.quick("fetch", job, tmp_path / "none", "--include", "*.yaml", expect=0).err
 
 
 def test_fetch_never_writes_through_a_link_in_dest(host: Host, tmp_path: Path) -> None:
@@ -682,6 +714,14 @@ def test_init_writes_what_runs_and_never_overwrites(host: Host, tmp_path: Path) 
     job = laptop.launch(plan)
     laptop.run("wait", job, expect=0)
     assert (tmp_path / "first" / "count" / "lines.txt").read_text() == "line 1\nline 2\n"
+
+
+def test_paths_typed_for_init_are_of_the_folder_where_they_were_typed(host: Host, tmp_path: Path) -> None:
+    entry = host.sshd.inventory_entry()
+    laptop = Laptop(tmp_path / "new", {})
+    key, known = (os.path.relpath(entry[name], laptop.folder) for name in ("identity_file", "known_hosts"))
+    laptop.run("init", entry["ssh"], "--name", "box", "-C", "a/b", "--identity-file", key, "--known-hosts", known, expect=0)
+    assert "box" in laptop.run("--inventory", "a/b/inventory.yaml", "hosts", "check", expect=0).out
 
 
 def test_an_unreachable_host_is_3_with_what_was_known(host: Host, tmp_path: Path) -> None:

@@ -76,6 +76,10 @@ def test_a_list_of_processes_alone_is_clean_with_a_reservation() -> None:
     assert shown(gpus_from_file(str(DATA / "query_gpu.csv")))[-1] == "clean: 2 GPUs free"
 
 
+def test_a_host_of_which_no_gpu_is_asked_for_is_clean_without_a_word_of_measuring() -> None:
+    assert shown({"gpus": [], "clean": True, "expected": 0, "why": "no GPU is asked for"}) == ["clean: no GPU is asked for"]
+
+
 def test_a_missing_file_says_how_to_make_one() -> None:
     with pytest.raises(UsageError, match="cannot read /no/such/file") as caught:
         gpus_from_file("/no/such/file")
