@@ -13,7 +13,7 @@ import os
 import stat
 import subprocess
 import time
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional
 
 from remote_jobs.agent import notices
 from remote_jobs.agent.jobdir import JobDir
@@ -39,42 +39,54 @@ def deliver(
     workdir: str,
 ) -> Dict[str, Any]:
     """Send a message and note in its record how that ended: {label, error: None or words without an address}."""
-    import urllib.error
+
+    def send() -> None:
+        if target.get("kind") == "command":
+            _run(str(target.get("command")), record, address, env, workdir)
+        else:
+            _post(record, target, address)
 
     _let_go()
-    error: Optional[str] = None
-    for wait_s in (*WAITS_S, None):
-        try:
-            if target.get("kind") == "command":
-                _run(str(target.get("command")), record, address, env, workdir)
-            else:
-                _post(record, target, address)
-            error = None
-            break
-        except Refused as exc:
-            error = str(exc)
-            break
-        except urllib.error.URLError as exc:  # not sent: a name that does not resolve, a refused connection, a busy server
-            error = _plain(exc)
-        except Exception as exc:
-            error = "{} (it may have arrived)".format(_plain(exc))
-            break
-        if wait_s is None:
-            break
-        time.sleep(wait_s)
+    error = _until_taken(send)
     notices.settle(job, str(record["key"]), error, "supervisor")
     return {"label": target.get("label"), "error": error}
 
 
-def ping(url: str, method: str = "GET") -> int:
-    """Ask for a heartbeat address; the HTTP status.
+def end_heartbeat(label: Any, url: str) -> Dict[str, Any]:
+    """Tell a heartbeat's `end:` address that no more beats will come, or a healthy end becomes an alarm; as `deliver`."""
+    _let_go()
+    return {"label": label, "error": _until_taken(lambda: _http(url, None, {}, "POST"))}
+
+
+def _until_taken(send: Callable[[], Any]) -> Optional[str]:
+    """Try until the other side has it or will never take it; None, or words without an address."""
+    import urllib.error
+
+    error = None
+    for wait_s in (*WAITS_S, None):
+        try:
+            send()
+            return None
+        except Refused as exc:
+            return str(exc)
+        except urllib.error.URLError as exc:  # not sent: a name that does not resolve, a refused connection, a busy server
+            error = _plain(exc)
+        except Exception as exc:
+            return "{} (it may have arrived)".format(_plain(exc))
+        if wait_s is not None:
+            time.sleep(wait_s)
+    return error
+
+
+def ping(url: str) -> int:
+    """Ask for a heartbeat address, once; the HTTP status.
 
     Raises:
         Refused, OSError: it did not answer, or with an error; the text holds no address.
     """
     _let_go()
     try:
-        return _http(url, None, {}, method)
+        return _http(url, None, {}, "GET")
     except Refused:
         raise
     except Exception as exc:

@@ -235,9 +235,9 @@ class Notifier:
                 if over and target.get("kind") == "heartbeat" and target.get("end"):
                     from remote_jobs.agent import courier
 
-                    url = self._address(target).get("end", "")
+                    label, url = target.get("label"), self._address(target).get("end", "")
                     self._couriers.append(
-                        SideTask(lambda url=url: courier.ping(url, method="POST"), timeout_s=BEAT_LIMIT_S)  # type: ignore[misc]
+                        SideTask(lambda label=label, url=url: courier.end_heartbeat(label, url), timeout_s=COURIER_LIMIT_S)  # type: ignore[misc]
                     )
             until = time.monotonic() + LINGER_S
             while (self._queue or self._couriers) and time.monotonic() < until:

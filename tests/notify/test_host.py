@@ -179,6 +179,19 @@ def test_a_heartbeat_goes_on_while_the_supervisor_lives(host: HostSide, receiver
     assert [item.method for item in receiver.at("paused")] == ["POST"]
 
 
+def test_the_goodbye_of_a_heartbeat_is_tried_again(host: HostSide, receiver: Receiver) -> None:
+    """Lost, it would turn a healthy end into an alarm."""
+    notify = [{"id": "host-1", "kind": "heartbeat", "label": "heartbeat", "every_s": 3600, "end": True}]
+    addresses = {"host-1": receiver.url("alive"), "host-1 end": receiver.url("paused")}
+    go = host.work / "go"
+    job = launch(host, f"until [ -e {go} ]; do sleep 0.05; done", notify, addresses)
+    wait_until(lambda: receiver.at("alive"), "the only heartbeat")
+    receiver.statuses = [503]
+    go.touch()
+    assert ended(job) == "succeeded"
+    wait_until(lambda: len(receiver.at("paused")) == 2, "the goodbye, again after the server was busy")
+
+
 def test_a_courier_outlives_its_supervisor_and_holds_nothing_of_it(host: HostSide, receiver: Receiver) -> None:
     receiver.statuses = [503]
     job = launch(host, "true", [webhook(["success"])], {"plan-1": receiver.url("hook")})
