@@ -105,7 +105,7 @@ _STATE = {
 _LOST = {"reason": str, "processes": [None]}
 _JOB = {
     "state": _STATE,
-    "spec": {"name": str, "created_at": str, "workdir": str, "plan_sha256": str, "secrets": {str: [str]}},
+    "spec": {"name": str, "created_at": str, "workdir": str, "plan_sha256": str, "secrets": {str: [str]}, "blocks": {str: {str: {}}}},
     "lost": _LOST,
 }
 _LOG = {

@@ -7,28 +7,31 @@ made of these, and judged by the same rules.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from orchestrator.core import checks
 from orchestrator.core.errors import ConfigError, Problem
 from orchestrator.core.overrides import Override, apply_overrides, parse_override
-from orchestrator.core.plan import STEP_KEYS, Plan, in_order, name_of, normal_plan
+from orchestrator.core.plan import STEP_KEYS, Plan, Step, in_order, name_of, normal_plan
 from orchestrator.core.retry import normal_retry
 from orchestrator.core.schema import check, duration_s, suggest, unusable_text
 from orchestrator.core.yaml import Document
 
 FIXED = ("name", "uses", "needs", "files", "nodes", "split")
 """Keys that cannot change once a job exists: its graph and its files are on the host already."""
+BLOCKS = ("done", "service")
+"""Keys with keys of their own: one of these is judged together with those that the job has."""
 DURATIONS = ("timeout_s", "grace_s", "hang_s")
 
 
-def retry_changes(texts: Sequence[str], steps: Sequence[tuple[str, str | None]]) -> dict[str, Any]:
+def retry_changes(texts: Sequence[str], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Check the options of a retry.
 
     Args:
         texts: arguments of ``--set``.
-        steps: (name, uses) of the job's steps, in order; uses is None for `run` steps.
+        steps: the job's steps, in order: name, uses (None for `run` steps), and done and service as they are.
 
     Returns:
         {dotted path: value} in the form that the host reads.
@@ -36,16 +39,22 @@ def retry_changes(texts: Sequence[str], steps: Sequence[tuple[str, str | None]])
     Raises:
         ConfigError: with all problems found.
     """
-    stand_in = [{"name": name, **({"uses": uses} if uses else {"run": "true"})} for name, uses in steps]
-    document = Document(None, {"name": "job", "steps": stand_in})
+    document = Document(None, {"name": "job", "steps": [_stand_in(step) for step in steps]})
     problems = apply_overrides(document, texts, ())
     overrides = [] if problems else [parse_override(text) for text in texts]
     problems += [problem for override in overrides for problem in _forbidden(override)]
+    plan = None
     if not problems:
-        problems += _judge(document)
-    if problems:
+        plan, problems = _judge(document)
+    if problems or plan is None:
         raise ConfigError.of(in_order(problems), "--set")
-    return {".".join(override.path): _host_value(override) for override in overrides}
+    read = {step.name: step for step in plan.steps}
+    return {".".join(override.path): _host_value(override, read[override.path[0]]) for override in overrides}
+
+
+def _stand_in(step: Mapping[str, Any]) -> dict[str, Any]:
+    blocks = {key: deepcopy(step[key]) for key in BLOCKS if step.get(key)}
+    return {"name": step["name"], **({"uses": step["uses"]} if step.get("uses") else {"run": "true"}), **blocks}
 
 
 def _forbidden(override: Override) -> list[Problem]:
@@ -64,19 +73,24 @@ def _forbidden(override: Override) -> list[Problem]:
     return []
 
 
-def _judge(document: Document) -> list[Problem]:
+def _judge(document: Document) -> tuple[Plan | None, list[Problem]]:
     raw = normal_plan(document)
     problems = list(unusable_text(document, raw))
-    _, found = check(Plan, document, raw, name_of=lambda where: name_of(raw, where))
+    plan, found = check(Plan, document, raw, name_of=lambda where: name_of(raw, where))
     # References may name any step: what waits for what was judged at the launch.
     names = [step["name"] for step in raw["steps"]]
     for index, step in enumerate(raw["steps"]):
         step["needs"] = [name for name in names[:index] if name != step["name"]]
-    return [*problems, *found, *checks.check_plan(checks.Context(document, raw, Path()))]
+    return plan, [*problems, *found, *checks.check_plan(checks.Context(document, raw, Path()))]
 
 
-def _host_value(override: Override) -> Any:
+def _host_value(override: Override, step: Step) -> Any:
     _, key, *rest = override.path
+    if key == "run":
+        return step.run
+    if key in BLOCKS:
+        block = getattr(step, key)
+        return _at(block.model_dump(exclude_none=True) if block is not None else None, rest)
     value = override.value.value
     if key in DURATIONS and value is not None:
         return duration_s(value)
@@ -84,6 +98,13 @@ def _host_value(override: Override) -> Any:
         return value if isinstance(value, str) else override.value.texts.get((), "")
     if key == "retry" and value is not None:
         return _retry_value(rest, value)
+    return value
+
+
+def _at(value: Any, path: Sequence[str]) -> Any:
+    """What stands at a path; None where nothing does."""
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
     return value
 
 

@@ -103,13 +103,14 @@ def for_ranges(by_step: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -
     return found
 
 
-def with_whole_steps(steps: Sequence[Mapping[str, Any]]) -> list[tuple[str, str | None]]:
-    """(name, uses) of a job's steps, and of the plan's step where only ranges of it are in this job."""
-    found = {str(step["name"]): step.get("uses") for step in steps}
+def with_whole_steps(steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A job's steps, and the plan's step where only ranges of it are in this job."""
+    found = {str(step["name"]): step for step in steps}
     for step in steps:
         if step.get("part"):
-            found.setdefault(str(step["part"]["of"]), step.get("uses"))
-    return list(found.items())
+            of = str(step["part"]["of"])
+            found.setdefault(of, {"name": of, "uses": step.get("uses")})
+    return list(found.values())
 
 
 def for_each_range(changes: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -57,9 +57,11 @@ def _secrets_at_hand(session: Session, job: FoundJob) -> dict[str, dict[str, str
 
 
 def _steps(session: Session, job: FoundJob) -> list[dict[str, Any]]:
-    """The job's steps as they stand."""
+    """The job's steps as they stand, each with its `done` and `service` where it has them."""
     result = look(session, job.host, jobs=[job.id])
     if result.error is not None:
         raise result.error
-    view = the_job(result.jobs, job, (result.answer or {}).get("unreadable") or {})
-    return list(view["steps"])
+    answer = result.answer or {}
+    view = the_job(result.jobs, job, answer.get("unreadable") or {})
+    blocks = (answer["jobs"][job.id].get("spec") or {}).get("blocks") or {}
+    return [{**step, **blocks.get(step["name"], {})} for step in view["steps"]]

@@ -24,6 +24,11 @@ _MAX_ALL_LOGS_BYTES = 4 << 20
 _STATE_GRACE_S = 10.0
 
 
+def _blocks(step: protocol.StepSpec) -> Dict[str, Any]:
+    """What a step says in keys of keys: one of them may be changed by a retry, and is judged with the others."""
+    return {key: value for key, value in (("done", step.done), ("service", step.service)) if value}
+
+
 class Looker:
     """Answers looks. Keeps one CPU meter per attempt and the results that can no longer change."""
 
@@ -185,6 +190,7 @@ class Looker:
                 "name": spec.name, "host": spec.host, "plan_sha256": spec.plan_sha256, "created_at": spec.created_at,
                 "workdir": spec.workdir, "controller": spec.controller,
                 "secrets": {step.name: step.secrets for step in spec.step_specs() if step.secrets},
+                "blocks": {step.name: blocks for step in spec.step_specs() for blocks in [_blocks(step)] if blocks},
             },
         }  # fmt: skip
         if final:

@@ -9,7 +9,12 @@ import pytest
 from orchestrator.core.changes import retry_changes
 from orchestrator.core.errors import ConfigError
 
-STEPS = [("serve", "serve"), ("extract", "extract"), ("own", None)]
+STEPS = [
+    {"name": "serve", "uses": "serve"},
+    {"name": "extract", "uses": "extract"},
+    {"name": "own", "uses": None, "done": {"count": "out/*", "equals": 1}},
+    {"name": "up", "uses": None, "service": {"ready": {"log": "READY"}, "timeout_s": 3.0}},
+]
 
 
 @pytest.mark.parametrize(
@@ -27,6 +32,13 @@ STEPS = [("serve", "serve"), ("extract", "extract"), ("own", None)]
         ("own.timeout_s=1h", "own.timeout_s", 3600.0),
         ("own.env.A=1.10", "own.env.A", "1.10"),
         ("own.run=echo hi", "own.run", "echo hi"),
+        ("own.run=true", "own.run", "true"),
+        ("own.run=5", "own.run", "5"),
+        ("own.done.equals=2", "own.done.equals", 2),
+        ("own.done={count: a, at_least: 2}", "own.done", {"count": "a", "at_least": 2}),
+        ("own.done=null", "own.done", None),
+        ("up.service.timeout_s=20m", "up.service.timeout_s", 1200.0),
+        ("up.service={ready: {port: 80}, timeout_s: 1h}", "up.service", {"ready": {"port": 80}, "timeout_s": 3600.0}),
         ("own.retry.attempts=5", "own.retry.attempts", 5),
         ("serve.retry.gpu_oom.max_num_seqs=4", "serve.retry.gpu_oom.max_num_seqs", {"set": 4}),
         ("serve.retry.gpu_oom.max_num_seqs.mul=0.5", "serve.retry.gpu_oom.max_num_seqs.mul", 0.5),
@@ -52,6 +64,8 @@ def test_good_changes(text: str, path: str, value: Any) -> None:
         ("own.timeout_s=soon", ["must be a time"]),
         ("own.gpu=1", ["did you mean 'gpus'"]),
         ("own", ["no '='"]),
+        ("own.done.equals=many", ["whole number"]),
+        ("up.service.ready.port=80", ["up.service"]),
         ("workdir=/x", ["no step is called 'workdir'"]),
     ],
 )
