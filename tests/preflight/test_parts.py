@@ -189,6 +189,30 @@ def test_ten_thousand_kimi_samples_need_more_than_a_terabyte(tmp_path: Path) -> 
     assert disk.judge(target, writes, writes.bytes - GIB, allow_tmpfs=False) == []
 
 
+def test_what_is_to_stay_free_counts_as_needed(tmp_path: Path) -> None:
+    """The step pauses before it touches its reserve: a launch that would pause at once is refused beforehand."""
+    (tmp_path / "kimi").mkdir()
+    (tmp_path / "kimi" / "config.json").write_text(json.dumps(KIMI))
+    (tmp_path / "d.jsonl").write_text(json.dumps({"input_ids": [1] * 20}) + "\n")
+    params = {"model": str(tmp_path / "kimi"), "dataset": "d.jsonl", "layers": [2]}
+
+    def found(**more: Any) -> Any:
+        return disk.check(step_of(tmp_path, params={**params, **more}), model.Shelf(), data.Scans())
+
+    assert "min_free_gib" not in found()["found"]
+    little = found(min_free_gib=0.001)
+    assert little["verdict"] == "ok"
+    assert "and 1 MiB to stay free (min_free_gib)" in little["found"]
+    much = found(min_free_gib=100_000)
+    assert much["verdict"] == "fail"
+    assert "and 100000 GiB to stay free (min_free_gib)" in much["found"]
+    assert "or min_free_gib" in much["fix"]
+    assert found(min_free_gib=100_000, model="of/an-unknown-size")["verdict"] == "fail", "no guess is needed for that"
+    writes = disk.Writes(GIB, 10, "x", reserve=50 * GIB)
+    quota = disk.Target("o", "/d", "ext4", memory=False, free_bytes=100 * GIB, free_inodes=None, quota_left=2 * GIB)
+    assert disk.judge(quota, writes, 0, allow_tmpfs=True) == [], "the reserve is of the disk, not of the quota"
+
+
 def test_inodes_and_quota_count() -> None:
     writes = disk.Writes(GIB, 10_000, "x")
     few = disk.Target("o", "/d", "ext4", memory=False, free_bytes=100 * GIB, free_inodes=500)

@@ -37,12 +37,18 @@ class Target:
 
 @dataclass
 class Writes:
-    """What a step will write: bytes and files, and how that was reckoned."""
+    """What a step will write: bytes and files, how that was reckoned, and the bytes that it leaves free beside them."""
 
     bytes: float
     files: int
     how: str
     sure: bool = True
+    reserve: float = 0.0
+
+    @property
+    def beside(self) -> str:
+        """Words for the reserve, behind those for what is written."""
+        return " and {} to stay free (min_free_gib)".format(gib(self.reserve)) if self.reserve else ""
 
 
 def check(step: Step, shelf: model.Shelf, scans: data.Scans) -> Optional[Row]:
@@ -50,6 +56,8 @@ def check(step: Step, shelf: model.Shelf, scans: data.Scans) -> Optional[Row]:
     writes = reckon(step, shelf, scans)
     if writes is None:
         return None
+    if step.uses == "extract":
+        writes.reserve = step.number("min_free_gib", 0.0) * GIB
     target = read_target(step.output)
     already = bytes_there(step.output) if step.uses == "extract" else 0
     found = judge(target, writes, already, allow_tmpfs=step.job.spec.allow_tmpfs)
@@ -65,8 +73,8 @@ def check(step: Step, shelf: model.Shelf, scans: data.Scans) -> Optional[Row]:
                     "set shared_storage_path to a folder beside the output",
                 )
             )
-    text = "{} needed ({}), {} free in {}".format(
-        gib(max(0.0, writes.bytes - already)), writes.how, gib(target.free_bytes), target.existing
+    text = "{} needed ({}){}, {} free in {}".format(
+        gib(max(0.0, writes.bytes - already)), writes.how, writes.beside, gib(target.free_bytes), target.existing
     )
     return worst(found, text) if found else row(OK, text)
 
@@ -92,18 +100,21 @@ def judge(target: Target, writes: Writes, already: float, *, allow_tmpfs: bool) 
         found.append(row(FAIL, "{} lies in memory ({}): it is gone after a reboot and takes the host's RAM".format(
             target.path, target.fs), "use a folder on a disk, or `allow_tmpfs: true`"))  # fmt: skip
     need = max(0.0, writes.bytes - already)
-    left, why = target.free_bytes, "free"
-    if target.quota_left is not None and target.quota_left < left:
-        left, why = target.quota_left, "left of your quota"
-    if need > left:
-        text = "{} will be written ({}), {} are {} in {}".format(
-            gib(need), writes.how, gib(left), why, target.existing
+    left, why, reserve, beside = float(target.free_bytes), "free", writes.reserve, writes.beside
+    if target.quota_left is not None and target.quota_left < left - reserve:
+        # The step keeps its reserve of the disk, whatever a quota says.
+        left, why, reserve, beside = target.quota_left, "left of your quota", 0.0, ""
+    if need > left - reserve:
+        text = "{} will be written ({}){}, {} are {} in {}".format(
+            gib(need), writes.how, beside, gib(left), why, target.existing
         )
-        found.append(row(FAIL if writes.sure else WARN, text,
-                         "free {}, or set `output` to a larger disk, or lower samples".format(gib(need - left))))  # fmt: skip
-    elif need > 0.9 * left:
-        text = "{} of {} {} in {} will be taken ({})".format(
-            gib(need), gib(left), why, target.existing, writes.how
+        fix = "free {}, or set `output` to a larger disk, or lower samples".format(gib(need - left + reserve))
+        # How much is written may be a guess; that nothing can be written is none.
+        sure = writes.sure or reserve > left
+        found.append(row(FAIL if sure else WARN, text, fix + (" or min_free_gib" if reserve else "")))
+    elif need > 0.9 * (left - reserve):
+        text = "{} of {} {} in {} will be taken ({}){}".format(
+            gib(need), gib(left), why, target.existing, writes.how, beside
         )
         found.append(row(WARN, text, "free some space first"))
     if target.free_inodes is not None and writes.files > target.free_inodes:
