@@ -51,9 +51,12 @@ def failure_words(view: Mapping[str, Any]) -> str:
     others = ", ".join(str(step["name"]) for step in failed[1:])
     after = f"; after it failed: {others}" if others else ""
     last = last_attempt(failed[0])
+    unstarted = failed[0].get("waiting")  # of a failed step: why it was not started, or not again
     if last is None:
-        return f"step {failed[0]['name']}{after}"
+        return f"step {failed[0]['name']}" + (f", not started: {unstarted}" if unstarted else "") + after
     status, verdict = last.get("exit_status"), last.get("verdict") or {}
     ended = "" if status is None else f" (signal {-status})" if status < 0 else f" (exit {status})"
     kind = f", {verdict['class']}: {verdict.get('summary') or ''}".rstrip(": ") if verdict.get("class") else ""
+    if unstarted:
+        after = f"; not started again: {unstarted}{after}"
     return f"step {failed[0]['name']}, attempt {last.get('n')}{ended}{kind}{after}"

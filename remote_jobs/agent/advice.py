@@ -1,4 +1,4 @@
-"""The advice of a verdict, as something to type: with the ids in the place of JOB and HOST, which who wrote it did not know.
+"""The advice of a verdict, as something to type: with the names in the place of JOB, HOST and STEP, which who wrote it did not know.
 
 Standard library only.
 """
@@ -9,7 +9,8 @@ import re
 import shlex
 from typing import Any, Dict, Mapping, Optional
 
-_TYPED = re.compile(r"\borch (\w+) (JOB|HOST)\b")
+_TYPED = re.compile(r"\borch (\w+) (JOB|HOST)\b(?P<named> --step )?")
+_STEP = re.compile(r"\bSTEP\b(?=\.)")
 OF_A_STEP = ("logs", "why")
 """Commands that show one attempt, and need the step to show the one that is spoken of."""
 
@@ -20,9 +21,11 @@ def addressed(verdict: Optional[Mapping[str, Any]], *, job: str, host: str, step
         return None
 
     def typed(found: "re.Match[str]") -> str:
-        command, what = found.groups()
+        command, what = found.group(1, 2)
         words = ["orch", command, host if what == "HOST" else job]
-        words += ["--step", step] if step is not None and command in OF_A_STEP else []
-        return " ".join(shlex.quote(word) for word in words)
+        named = found.group("named")  # the advice is about another step
+        words += ["--step", step] if step is not None and command in OF_A_STEP and not named else []
+        return " ".join(shlex.quote(word) for word in words) + (named or "")
 
-    return {**verdict, "advice": _TYPED.sub(typed, str(verdict.get("advice") or ""))}
+    advice = _TYPED.sub(typed, str(verdict.get("advice") or ""))
+    return {**verdict, "advice": advice if step is None else _STEP.sub(lambda _: shlex.quote(step), advice)}

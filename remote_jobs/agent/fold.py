@@ -108,7 +108,8 @@ class Fold:
         if kind in ("step_queued", "step_gated"):
             step["waiting"] = data.get("reason") or "; ".join(data.get("reasons", [])) or None
         elif kind in protocol.STATE_EVENTS and kind != "retry_scheduled":
-            step["waiting"] = None
+            # Why there was no (further) attempt: its last one died of something else.
+            step["waiting"] = data.get("reason") if kind == "step_failed" and data.get("unstarted") else None
         step["retry_at"] = data.get("at") if kind == "retry_scheduled" else (
             step["retry_at"] if kind not in protocol.STATE_EVENTS else None
         )

@@ -65,7 +65,7 @@ class HangWatch:
         return {
             "class": "unknown", "retry": "yes", "root_cause": None, "signature": "hang",
             "summary": "the job hangs: {}".format(standing.reason),
-            "advice": "its stacks are in the incident bundle: orch why JOB",
+            "advice": "its stacks are in the incident bundle, and in: orch why JOB",
             "evidence": ["limit {:.0f} s, quiet {:.0f} s".format(standing.limit_s, standing.quiet_s)],
         }  # fmt: skip
 

@@ -88,6 +88,12 @@ class Facts:
         )
 
 
+_MORE_TIME = {
+    "timeout": "give it more time: orch retry JOB --set STEP.timeout_s=TIME; or see where it stood: orch logs JOB --tail 200",
+    "not_ready": "give it more time: orch retry JOB --set STEP.service.timeout_s=TIME; or see where it stood: orch logs JOB --tail 200",
+}
+
+
 def judge(facts: Facts) -> Dict[str, Any]:
     """State, verdict and progress of an ended attempt: {state, verdict, progress, survey}.
 
@@ -137,7 +143,9 @@ def _verdict(facts: Facts, counted: Optional[int]) -> Optional[Dict[str, Any]]:
     if facts.stop_verdict is not None:
         return facts.stop_verdict
     if facts.stop_kind in ("timeout", "not_ready"):
-        return unknown_verdict(facts.stop_reason or facts.stop_kind, signature=facts.stop_kind)
+        return unknown_verdict(
+            facts.stop_reason or facts.stop_kind, signature=facts.stop_kind, advice=_MORE_TIME[facts.stop_kind]
+        )
     from remote_jobs.logs.source import explain_file  # heavy (rules): only ever loaded in the side task
 
     kernel = [] if facts.exit_status == 0 else incident.kernel_lines(since_s=facts.started_mono)
@@ -253,6 +261,10 @@ def _cgroup_events() -> Optional[str]:
     return None
 
 
+SERVICE_ENDED = "the service {} ended"
+"""Why an attempt is stopped whose service is gone."""
+
+
 def unknown_verdict(
     summary: str, *, signature: str = "none", klass: str = "unknown", retry: str = "yes", advice: Optional[str] = None
 ) -> Dict[str, Any]:
@@ -304,10 +316,13 @@ def lost_verdict(attempt: Mapping[str, Any], left: List[int], *, rebooted: bool 
 
 
 def service_lost_verdict(reason: Optional[str]) -> Dict[str, Any]:
-    """An attempt that was ended since its work was in vain: the service that its step needs had ended by itself."""
+    """An attempt that was ended since its work was in vain: the service that its step needs had ended."""
+    before, behind = SERVICE_ENDED.split("{}")
+    service = (reason or "")[len(before) : -len(behind)]
     return unknown_verdict(
         "orch ended this attempt because {}, which the step needs".format(reason or "a service ended"),
-        signature="service_lost", klass="killed", advice="see what the service died of: orch why JOB",
+        signature="service_lost", klass="killed",
+        advice="see what became of the service: orch why JOB" + (" --step " + service if service else ""),
     )  # fmt: skip
 
 

@@ -5,9 +5,8 @@ Standard library only.
 
 from __future__ import annotations
 
-import contextlib
 import socket
-from typing import TYPE_CHECKING, Any, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, List, Mapping, Optional, Tuple
 
 from remote_jobs import protocol
 from remote_jobs.agent.side import SideTask
@@ -31,6 +30,17 @@ class ReadyWatch:
     def __init__(self) -> None:
         self._task: Optional[SideTask] = None
         self._next_at = 0.0
+        self._answer = ""
+
+    def said(self, step: protocol.StepSpec) -> str:
+        """What was waited for, and what the last probe saw; for the verdict of a service that never was ready."""
+        rule = _rule(step)
+        if "marker" in rule:
+            return "no `::orch` marker with the state {!r}".format(str(rule["marker"]))
+        if "log" in rule:
+            return "{!r} is not in its log".format(str(rule["log"]))
+        what = rule.get("http") or "port {}".format(rule.get("port"))
+        return "{}: {}".format(what, self._answer or "not asked yet")
 
     def tasks(self) -> List[SideTask]:
         """The probe under way."""
@@ -38,7 +48,7 @@ class ReadyWatch:
 
     def tick(self, now: float, step: protocol.StepSpec, attempt: "Attempt") -> bool:
         """True when the service answered as its step says. ``now`` is monotonic, in s."""
-        rule = (step.service or {}).get("ready") or {"marker": "ready"}
+        rule = _rule(step)
         if "marker" in rule or "log" in rule:
             return in_log(rule, attempt)
         if self._task is None:
@@ -49,18 +59,26 @@ class ReadyWatch:
             return False
         task, self._task = self._task, None
         self._next_at = now + EVERY_S
-        return bool(task.result)
+        is_ready, self._answer = task.result if task.error is None else (False, task.error)
+        return is_ready
 
 
-def probe(rule: Mapping[str, Any]) -> bool:
-    """True when ``{http: URL}`` answers 200..399 or ``{port: N}`` accepts on loopback.
+def _rule(step: protocol.StepSpec) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = (step.service or {}).get("ready") or {"marker": "ready"}
+    return found
+
+
+def probe(rule: Mapping[str, Any]) -> Tuple[bool, str]:
+    """(True when ``{http: URL}`` answers 200..399 or ``{port: N}`` accepts on loopback, what was seen).
 
     A connection refused or a 503 is the usual "not yet" and no error.
     """
     if "port" in rule:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(rule["port"])), _CONNECT_S):
-            return True
-        return False
+        try:
+            with socket.create_connection(("127.0.0.1", int(rule["port"])), _CONNECT_S):
+                return True, "accepts"
+        except OSError as exc:
+            return False, exc.strerror or str(exc)
     if "http" in rule:
         # Here: only side tasks probe, and every start of a supervisor would pay for it.
         import http.client
@@ -71,12 +89,13 @@ def probe(rule: Mapping[str, Any]) -> bool:
         connection = kind(url.hostname or "127.0.0.1", url.port, timeout=_CONNECT_S)
         try:
             connection.request("GET", (url.path or "/") + ("?" + url.query if url.query else ""))
-            return 200 <= connection.getresponse().status < 400
-        except (OSError, http.client.HTTPException):
-            return False
+            status = connection.getresponse().status
+            return 200 <= status < 400, "HTTP {}".format(status)
+        except (OSError, http.client.HTTPException) as exc:
+            return False, getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
         finally:
             connection.close()
-    return False
+    return False, "no rule that is known"
 
 
 def in_log(rule: Mapping[str, Any], attempt: "Attempt") -> bool:

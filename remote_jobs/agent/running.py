@@ -213,12 +213,14 @@ class Run:
             return
         limit = terms.changes.get(limits.READY_WITHIN) or (terms.step.service or {}).get("timeout_s")
         if limit and now - self.attempt.started_mono > float(limit) + terms.extra_s:
-            self._suspect("not_ready", "not ready after {:.0f} s".format(float(limit)), terms.others)
+            said = self._readiness.said(terms.step)
+            self._suspect("not_ready", "not ready after {:.0f} s: {}".format(float(limit) + terms.extra_s, said), terms.others)
 
     def _check_limits(self, now: float, terms: Terms) -> None:
         limit = terms.step.timeout_s
         if limit and now - self.attempt.started_mono > float(limit) + terms.extra_s:
-            self._suspect("timeout", "ran longer than timeout_s = {:.0f}".format(float(limit)), terms.others)
+            more = " and the {:.0f} s it was given more".format(terms.extra_s) if terms.extra_s else ""
+            self._suspect("timeout", "ran longer than timeout_s = {:.0f}{}".format(float(limit), more), terms.others)
             return
         verdict = self._hang.look(now, self.attempt, terms.step, service_ready=self.ready)
         if verdict:

@@ -148,15 +148,16 @@ class Stepper:
         if self._ending is not None:
             self._ending.cancel()
         attempt, self.attempt = self.attempt, None  # first, so that nothing below reads a log that is closed
+        started = attempt is not None and attempt.n <= len(self.boss.fold.attempts(self.name))
         if attempt is not None:
             attempt.kill_all(self.others())
             attempt.log.close()
-            if attempt.n <= len(self.boss.fold.attempts(self.name)):
+            if started:
                 self.boss.emit(
                     EventKind.ATTEMPT_JUDGED, self.name, attempt.n, state="failed",
                     verdict=judge.unknown_verdict(text, signature="orch_bug", retry="no"),
                 )  # fmt: skip
-        self._end(EventKind.STEP_FAILED, reason=text)
+        self._end(EventKind.STEP_FAILED, reason=text, unstarted=not started)
 
     def _tick_done(self, now: float) -> None:
         return
@@ -212,7 +213,7 @@ class Stepper:
         if answer.is_open:
             self._start()
         elif answer.verdict is not None:
-            self._end(EventKind.STEP_FAILED, reason=answer.verdict["summary"], verdict=answer.verdict)
+            self._end(EventKind.STEP_FAILED, reason=answer.verdict["summary"], verdict=answer.verdict, unstarted=True)
         elif answer.changes:
             self.boss.emit(
                 EventKind.STEP_QUEUED, self.name, reason="goes on {}".format(answer.why), changes=answer.changes
@@ -265,7 +266,8 @@ class Stepper:
             state=ending.state_before_verdict(attempt.exit_status, attempt.stop_kind),
             exit_status=attempt.exit_status, reason=attempt.stop_reason, **attempt.snapshot(),
         )  # fmt: skip
-        for user in self.dependents() if self.is_service and attempt.stop_kind is None else ():
+        # A service that was stopped by its own name leaves its users as much in vain as one that died.
+        for user in self.dependents() if self.is_service and attempt.stop_kind in (None, "user") else ():
             user.service_died(self.name)
         self._ending = ending.Ending(self.boss, self.spec, run, self.others())
         self.mode = JUDGING
@@ -358,9 +360,9 @@ class Stepper:
     def service_died(self, service: str) -> None:
         """The service this step needs ended by itself: what runs is in vain, and does not count as an attempt."""
         run = self._run
-        if self.mode == RUNNING and run is not None and not run.attempt.stopping:
+        if self.mode == RUNNING and run is not None and not run.attempt.stopping and self.stop_kind is None:
             run.service_lost = True
-            run.attempt.request_stop("service_lost", "the service {} ended".format(service))
+            run.attempt.request_stop("service_lost", judge.SERVICE_ENDED.format(service))
         elif self.mode == BACKOFF and self.history and time.monotonic() - self._failed_at < causes.SERVICE_FELT_S:
             last = str((self.history[-1]["verdict"] or {}).get("class"))
             if last in ("network", "unknown"):  # it noticed before we did: that is no failure of its own
@@ -380,7 +382,7 @@ class Stepper:
     def give_up(self, verdict: Dict[str, Any]) -> None:
         """Fail a step that may not start any more; one that still waits for others is left to their end."""
         if self.mode in (WAITING, BACKOFF) or (self.mode == IDLE and self.boss.fold.attempts(self.name)):
-            self._end(EventKind.STEP_FAILED, reason=verdict["summary"], verdict=verdict)
+            self._end(EventKind.STEP_FAILED, reason=verdict["summary"], verdict=verdict, unstarted=True)
 
     def retry_now(self) -> None:
         """End a backoff at once."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.answers import check_record
+from orchestrator.services.outcome import failure_words
 from tests.sshd.server import free_port
 from tests.support.host_side import Agent, HostSide, Refused, attempts, ended, log_text, look, pythons
 from tests.support.jobdir import JobDir, alive, environment, kill
@@ -167,6 +168,21 @@ def test_supervisor_is_small_detached_and_marked_by_no_terminal(host: HostSide) 
     [peak] = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")]
     assert peak < 25 * 1024, f"{peak} KiB"
     assert os.readlink(f"/proc/{supervisor}/cwd") == "/"
+
+
+def test_a_step_that_was_not_started_again_says_why(host: HostSide) -> None:
+    """Here by a change that no `orch` sends: a fault of the host's must not be told as the program's."""
+    agent = host.agent()
+    job = host.launch(agent, "exit 3")
+    assert ended(job) == "failed"
+    agent.request("control", job=job.id, action="retry", args={"set": {"work.run": 5}}, wait_s=10)
+    wait_until(lambda: job.kinds().count("finished") == 2, "it fails again, without an attempt")
+    wait_until(lambda: not job.supervisors(), "and its supervisor has written that down")
+    [step] = look(agent, job.id)["state"]["steps"]
+    assert str(step["waiting"]).startswith("orch itself failed: TypeError")
+    assert len(step["attempts"]) == 1
+    view = {"id": job.id, "host": "box", "state": "failed", "steps": [step]}
+    assert "not started again: orch itself failed: TypeError" in failure_words(view)
 
 
 # -------------------------------------------------------------------------------------------------------- one copy
