@@ -98,7 +98,7 @@ class Client:
             new: start another job in any case.
 
         Raises:
-            ConfigError, PreflightFailed, GateClosed: nothing was started. HostError: call it again, it resumes.
+            ConfigError, UsageError, PreflightFailed, GateClosed: nothing was started. HostError: call it again, it resumes.
         """
         from orchestrator.services.launch import confirm, launch
 

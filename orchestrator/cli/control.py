@@ -141,15 +141,12 @@ def extend(
     an attempt after a restart has its whole limit anew. The time limit of a Slurm allocation stays what it is; a job that
     needs longer goes on in the next one.
     """
-    from orchestrator.core.errors import UsageError
     from orchestrator.services.extend import extend as request
     from orchestrator.services.resolve import resolve
     from orchestrator.ui.console import document, out
     from orchestrator.ui.text import duration, one_line
 
-    more_s = seconds(more, "TIME")
-    if not more_s:
-        raise UsageError(f"TIME {more!r} is no time to add", "write 90s, 30m, 2h")
+    more_s = seconds(more, "TIME") or 0.0
     with open_session(inventory) as session:
         answer = request(session, resolve(session, job), more_s, step=step)
     if as_json:

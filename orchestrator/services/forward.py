@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from orchestrator.core.answers import SPEC, fits
 from orchestrator.core.errors import HostError, LocalError, UsageError
+from orchestrator.core.numbers import MAX_PORT, check_whole
 from orchestrator.core.schema import suggest
 from orchestrator.core.states import OVER
 from orchestrator.services.look import look
@@ -47,8 +48,10 @@ def find(
     ``address`` is where the host reaches it; default: itself, on a Slurm cluster the first node of the job.
 
     Raises:
-        UsageError: no service, several, or one without a port. JobLost, HostError: the job cannot be asked for.
+        UsageError: no such port, no service, several, or one without a port. JobLost, HostError: the job cannot be asked for.
     """
+    if port is not None:
+        check_whole("the port on the host", port, 1, MAX_PORT)
     clustered = address is None and session.host(job.host).scheduler == "slurm"
     if port is not None and step is None and not clustered:
         return Destination(None, address or LOCAL, port)
@@ -140,9 +143,12 @@ def forward(
     """A local port that leads to the service; the same number where it is free, unless ``local`` says another.
 
     Raises:
-        HostError: the host forbids forwarding. LocalError: the port named cannot be had.
+        HostError: the host forbids forwarding. LocalError: the port named cannot be had. UsageError: there is no such port.
     """
     from orchestrator.hosts.forward import Forward
+
+    if local is not None:
+        check_whole("the local port", local, 0, MAX_PORT)
 
     agent = session.agent(host)
     try:

@@ -8,6 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import OrchError, ProtocolError
+from orchestrator.core.numbers import check_whole
 from orchestrator.core.timeline import gpu_hours
 from orchestrator.core.times import parse_time
 from orchestrator.services.look import HostLook, look_at_all, remember
@@ -25,7 +26,12 @@ def history(
     limit: int = 50,
     local: bool = False,
 ) -> dict[str, Any]:
-    """``{"jobs", "hosts", "forecasts", "gpu_hours"}``, the jobs newest first. Hosts that do not answer are covered by the ledger."""
+    """``{"jobs", "hosts", "forecasts", "gpu_hours"}``, the jobs newest first. Hosts that do not answer are covered by the ledger.
+
+    Raises:
+        UsageError: ``limit`` is below 1.
+    """
+    check_whole("limit", limit, 1)
     hosts = session.host_names(host)
     looks = [] if local else look_at_all(session, hosts)
     for item in looks:
@@ -47,6 +53,11 @@ def history(
             key: round(sum(job["gpu_hours"][key] for job in jobs[:limit]), 6) for key in ("spent", "lost")
         },
     }
+
+
+def plan_names(session: Session, *, host: str | None = None) -> list[str]:
+    """Names of the plans that jobs seen from here are of, newest first."""
+    return list(dict.fromkeys(str(row.view.get("name")) for row in session.ledger.jobs(host) if row.view))
 
 
 def _mirror(session: Session, looks: Sequence[HostLook]) -> None:

@@ -20,6 +20,7 @@ from orchestrator.core.errors import (
     PreflightFailed,
     UsageError,
 )
+from orchestrator.core.numbers import check_seconds, check_whole
 from orchestrator.core.split import expand, for_ranges, one_after_another
 from orchestrator.core.times import iso
 from orchestrator.services import notify
@@ -57,12 +58,23 @@ class Wanted:
         preflight: check the host first.
         wait_gate_s: how long the job may wait for GPUs that a foreign process holds.
         new: start another job even if an earlier launch of this plan was cut short.
+
+    Raises:
+        UsageError: a number that no plan could hold.
     """
 
     attempts: int | None = None
     preflight: bool = True
     wait_gate_s: float = 0.0
     new: bool = False
+
+    def __post_init__(self) -> None:
+        from orchestrator.core.retry import MAX_ATTEMPTS
+        from orchestrator.core.schema import MAX_DURATION_S
+
+        if self.attempts is not None:
+            check_whole("attempts", self.attempts, 1, MAX_ATTEMPTS)
+        check_seconds("time to wait for GPUs", self.wait_gate_s, MAX_DURATION_S, zero=True)
 
 
 @dataclass(frozen=True)
@@ -95,11 +107,12 @@ def launch(
     """Start a plan on a host; an unconfirmed launch of the same plan and host is resumed, unless ``new``.
 
     Raises:
-        ConfigError: plan, inventory, ``--set`` or a secret. PreflightFailed, GateClosed: nothing was started.
+        ConfigError, UsageError: plan, inventory, ``--set``, a secret or a number. PreflightFailed, GateClosed: nothing was started.
         HostError: the host could not be reached or refused; type the same command again.
     """
+    wanted = Wanted(attempts, preflight, wait_gate_s, new)
     loaded, name = load(session, plan, host=host, sets=sets)
-    return launch_on(session, loaded, name, Wanted(attempts, preflight, wait_gate_s, new), progress)
+    return launch_on(session, loaded, name, wanted, progress)
 
 
 def launch_on(

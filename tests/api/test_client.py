@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import subprocess
 import sys
 import urllib.request
@@ -12,7 +13,7 @@ import pytest
 
 import orchestrator
 from orchestrator import Client, Job, explain
-from orchestrator.core.errors import NoSuchJob, WaitTimeout
+from orchestrator.core.errors import NoSuchJob, UsageError, WaitTimeout
 from orchestrator.views import AttemptView, JobView, StepView
 from tests.sshd.server import Sshd, free_port
 from tests.support.jobdir import JobDir, agents, kill
@@ -67,6 +68,47 @@ def test_a_job_through_the_api(shared_sshd: Sshd, tmp_path: Path, monkeypatch: p
             assert set(StepView.__annotations__) <= set(full["steps"][0])
             optional = {"kept"}
             assert set(AttemptView.__annotations__) - optional <= set(full["steps"][1]["attempts"][0])
+    finally:
+        for path in (root / "jobs").glob("*"):
+            JobDir(root, path.name).end_everything()
+        for pid in agents(root):
+            kill(pid)
+
+
+def test_a_number_that_cannot_be_is_wrong_usage(shared_sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with the commands: refused with words, before anything is sent, and nothing is started."""
+    root = tmp_path / "root"
+    laptop = Laptop(tmp_path / "laptop", {"box": shared_sshd.inventory_entry(root=str(root))})
+    monkeypatch.setenv("ORCH_HOME", str(laptop.store))
+    plan = laptop.plan([{"name": "work", "run": "echo one; echo two"}], workdir=str(tmp_path))
+    try:
+        with Client(laptop.inventory) as client:
+            for attempts in (0, -3, 1001, 2.5):
+                with pytest.raises(UsageError, match="attempts cannot be") as refused:
+                    client.launch(plan, attempts=attempts)  # type: ignore[arg-type]
+                assert refused.value.hint == "a whole number from 1 to 1000"
+            with pytest.raises(UsageError, match="no time to wait"):
+                client.launch(plan, wait_gate_s=-1)
+            assert client.jobs() == []
+            job = client.launch(plan, preflight=False, attempts=1)
+            job.wait()
+            for more_s in (-5, 0, math.nan, math.inf):
+                with pytest.raises(UsageError, match="no time to add"):
+                    job.extend(more_s)
+            for port in (0, 70000):
+                with pytest.raises(UsageError, match=f"the port on the host cannot be {port}"):
+                    job.forward(port=port)
+            with pytest.raises(UsageError, match="the local port cannot be 70000"):
+                job.forward(port=80, local=70000)
+            for limit in (0, -1):
+                with pytest.raises(UsageError, match=f"limit cannot be {limit}"):
+                    client.history(limit=limit)
+            with pytest.raises(UsageError, match="tail cannot be -1"):
+                job.log(tail=-1)
+            with pytest.raises(UsageError, match="attempt cannot be 0"):
+                job.log(attempt=0)
+            assert job.log(tail=0) == b""
+            assert job.log(tail=1) == b"two\n"
     finally:
         for path in (root / "jobs").glob("*"):
             JobDir(root, path.name).end_everything()
