@@ -74,16 +74,20 @@ def history(
         _one(job, host=host, local=local, plot=plot, inventory=inventory, as_json=as_json)
         return
     from orchestrator.services.history import history as ask
+    from orchestrator.services.history import plan_names
     from orchestrator.ui.console import document, out, say
-    from orchestrator.ui.history import history_lines, hours_line, score_line
+    from orchestrator.ui.history import history_lines, hours_line, no_such_plan, score_line
     from orchestrator.ui.job import Moment
     from orchestrator.ui.text import one_line
 
     with open_session(inventory) as session:
         answer = ask(session, host=host, plan=plan, limit=limit, local=local)
+        others = plan_names(session, host=host) if plan is not None and not answer["jobs"] else []
         moment = Moment(session.now())
     if as_json:
         document(answer)
+    elif plan is not None and others:
+        out(no_such_plan(plan, others))
     else:
         for line in history_lines(answer["jobs"], moment):
             out(line)

@@ -21,7 +21,7 @@ from orchestrator.core.errors import (
     OrchError,
     Unreachable,
 )
-from orchestrator.hosts.ssh_config import SSH_CONFIG_ENV, parse_destination, resolve
+from orchestrator.hosts.ssh_config import SSH_CONFIG_ENV, given_arguments, parse_destination, resolve
 from orchestrator.hosts.stream import HandshakeDropped
 from orchestrator.hosts.trust import accepting
 
@@ -52,17 +52,12 @@ def command_line(ssh: str, remote: str, *, identity_file: str | None, known_host
         "PermitLocalCommand": "no",
         "EscapeChar": "none",
     }
-    if identity_file:
-        options["IdentitiesOnly"] = "yes"
-    if known_hosts:
-        options |= {"UserKnownHostsFile": f'"{known_hosts}"', "GlobalKnownHostsFile": "none"}
     argv = [binary, "-T"]
     if os.environ.get(SSH_CONFIG_ENV):
         argv += ["-F", os.environ[SSH_CONFIG_ENV]]
     for key, value in options.items():
         argv += ["-o", f"{key}={value}"]
-    if identity_file:
-        argv += ["-i", identity_file]
+    argv += given_arguments(identity_file, known_hosts)
     if where.port:
         argv += ["-p", str(where.port)]
     return [*argv, "--", f"{where.user}@{where.host}" if where.user else where.host, remote]

@@ -78,6 +78,8 @@ class ResolvedHost:
     preferred_authentications: tuple[str, ...] = ("publickey", "keyboard-interactive", "password")
     disabled_authentications: frozenset[str] = frozenset()
     password_prompts: int = 3
+    given: tuple[str, ...] = ()
+    """Arguments of ssh for what the inventory says beside ssh's configuration."""
 
     @property
     def label(self) -> str:
@@ -87,15 +89,22 @@ class ResolvedHost:
 
     @property
     def typed(self) -> str:
-        """What a person types after ``ssh`` to reach the same host; ssh itself knows no ``user@host:port``."""
-        return shlex.quote(
-            self.asked if parse_destination(self.asked).port is None else f"ssh://{self.label}"
-        )
+        """What a person types after ``ssh`` to reach the same host in the same way; ssh itself knows no ``user@host:port``."""
+        where = self.asked if parse_destination(self.asked).port is None else f"ssh://{self.label}"
+        return shlex.join([*self.given, where])
 
     @property
     def dead_after_s(self) -> int:
         """Seconds of silence from the peer's kernel after which the link is given up."""
         return self.alive_interval_s * self.alive_count
+
+
+def given_arguments(identity_file: str | None, known_hosts: str | None) -> list[str]:
+    """Arguments of ssh that do what these two do in the inventory: the only key to offer, the only file that vouches."""
+    found = ["-i", identity_file, "-o", "IdentitiesOnly=yes"] if identity_file else []
+    if known_hosts:
+        found += ["-o", f'UserKnownHostsFile="{known_hosts}"', "-o", "GlobalKnownHostsFile=none"]
+    return found
 
 
 def parse_destination(text: str) -> Destination:
@@ -156,7 +165,8 @@ def resolve(
         )
     if known_hosts:
         found = replace(found, user_known_hosts=(expand(known_hosts),), global_known_hosts=())
-    return found
+    given = given_arguments(identity_file and expand(identity_file), known_hosts and expand(known_hosts))
+    return replace(found, given=tuple(given))
 
 
 def resolve_chain(

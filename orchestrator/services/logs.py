@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.answers import HINT
 from orchestrator.core.errors import ProtocolError, UsageError
+from orchestrator.core.numbers import check_whole
 from orchestrator.core.schema import suggest
 from orchestrator.core.states import OVER
 from orchestrator.services.look import HostLook, look, remember
 from orchestrator.services.pace import Pace
 from orchestrator.services.resolve import FoundJob
 from orchestrator.services.views import interesting_step
-from orchestrator.services.wait import first_line, the_job, worth_waiting
+from orchestrator.services.wait import NOT_LAUNCHED, first_line, the_job, worth_waiting
 
 if TYPE_CHECKING:
     from orchestrator.services.session import Session
@@ -107,18 +108,30 @@ def read_log(
     """Chunks of a log: whole, or its last ``tail`` lines; with ``follow`` on and on, through later attempts.
 
     Raises:
-        UsageError: no such step or attempt, or nothing was started yet and ``follow`` was not asked.
+        UsageError: no such step or attempt, or nothing was started yet and ``follow`` was not asked; ``tail`` below 0.
     """
+    for what, number, least in (("attempt", attempt, 1), ("tail", tail, 0)):
+        if number is not None:
+            check_whole(what, number, least)
     link = _Link(session, job, Pace(session, job.host))
     view, _ = link.ask()
     remember(session, [view])
     position = _start(view, step, attempt)
+    looked_again = told = False
     while position is None:
-        if not follow or view["state"] in OVER:
+        # At the first look it may be a supervisor that is just being started.
+        unfinished = bool(view["unfinished"])
+        if (not follow and (looked_again or not unfinished)) or view["state"] in OVER:
             what = f"step {step} of job {job.id} was not started" if step else f"job {job.id} has no log"
             over = view["state"] in OVER
             hint = f"see: orch status {job.id}" if over else f"follow it with: orch logs -f {job.id}"
-            raise UsageError(f"{what} (the job is {view['state']})", hint)
+            raise UsageError(
+                f"{what} (the job is {view['state']})", NOT_LAUNCHED.format(job.id) if unfinished else hint
+            )
+        if unfinished and looked_again and not told:
+            told = True
+            session.say(f"orch: {NOT_LAUNCHED.format(job.id)}; waiting for it")
+        looked_again = True
         view, _ = link.ask(seen={job.id: view["seq"]}, wait_s=link.pace.after([view], changed=False))
         position = _start(view, step, attempt)
     if step is None and len(view["steps"]) > 1:
@@ -147,7 +160,7 @@ def _start(view: Mapping[str, Any], step: str | None, attempt: int | None) -> _P
     """The log to begin with; None while nothing was started."""
     steps = _steps(view)
     chosen = interesting_step(steps)
-    if step is not None:
+    if step is not None and (steps or not view["unfinished"]):  # before its plan has come, it may have any step
         named = [item for item in steps if item["name"] == step]
         named = named or [item for item in steps if (item.get("part") or {}).get("of") == step]
         if not named:

@@ -70,6 +70,8 @@ class Watch:
         self.all = not jobs
         self.wishes = Wishes(live=live, interval_s=interval_s)
         self.view = WatchView()
+        self._begun: set[str] = set()
+        """Jobs whose launch was not finished when they were looked at."""
         self._asked: dict[str, list[str]] = {}
         for job in jobs:
             self._asked.setdefault(job.host, []).append(job.id)
@@ -216,13 +218,20 @@ class Watch:
                 continue  # an older answer that was overtaken
             if before is None and self.all and view["state"] in OVER and view["state"] != "lost":
                 continue
-            self.view.jobs[view["id"]] = view
+            self.view.jobs[view["id"]] = self._shown(view)
             updates.append(Update(result.host, job=view["id"], before=before))
             if before is None or before["seq"] != view["seq"] or before["state"] != view["state"]:
                 changed.append(view)
         if changed:
             remember(self.session, changed)
         return updates
+
+    def _shown(self, view: dict[str, Any]) -> dict[str, Any]:
+        """The view for people: at the first look, an unfinished launch may be a supervisor that is just being started."""
+        if not view["unfinished"] or view["id"] in self._begun:
+            return view
+        self._begun.add(view["id"])
+        return {**view, "unfinished": False}
 
     def _network_is_back(self, host: str) -> None:
         """One host answers again: the others need not sit out their pauses."""

@@ -21,6 +21,7 @@ from orchestrator.ui.job import (
     changes_words,
     eta_words,
     exit_words,
+    launch_words,
     lost_words,
     rate_words,
     verdict_words,
@@ -101,6 +102,8 @@ def job_changes(
         else:
             words.append(eta_words(after.get("eta"), moment))
         add(", ".join(word for word in words if word), tone=_TONE.get(state, "plain"))
+    if launch_words(after) and not launch_words(before or {}):
+        add(f"{launch_words(after)}; if it was cut short, start it anew with: orch launch PLAN", tone="warn")
     return in_order(found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orchestrator.core.schema import nearest, suggest
 from orchestrator.ui.job import Json, Moment
 from orchestrator.ui.text import clock_time, columns, duration, one_line, parse_time, seconds_between
 
@@ -31,6 +32,17 @@ def hours_line(spent: Json | None) -> str | None:
         return None
     lost = f", {spent['lost']:.1f} of them lost to failed attempts" if spent["lost"] else ""
     return f"GPU hours: {spent['spent']:.1f}{lost}."
+
+
+PLANS_SHOWN = 20
+
+
+def no_such_plan(plan: str, names: Sequence[str]) -> str:
+    """One line for a list that is empty because no job is of this plan: the nearest name, and the newest ones."""
+    alike = nearest(plan, names)
+    shown = list(dict.fromkeys([*([alike] if alike else []), *names]))[:PLANS_SHOWN]
+    more = f", and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return one_line(f"No job is of plan {plan!r}; {suggest(plan, shown, 'plans')}{more}.")
 
 
 def history_lines(jobs: Sequence[Json], moment: Moment) -> list[str]:

@@ -238,6 +238,11 @@ def running_words(attempt: Json, moment: Moment) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def launch_words(job: Json) -> str:
+    """``launch not finished`` where no supervisor has taken the job up, or nothing."""
+    return "launch not finished" if job.get("unfinished") else ""
+
+
 def lost_words(job: Json) -> str:
     """What is known about a lost job: reason, and what still runs."""
     lost = job.get("lost")

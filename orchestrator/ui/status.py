@@ -13,6 +13,7 @@ from orchestrator.ui.job import (
     age_words,
     eta_words,
     job_duration,
+    launch_words,
     lost_words,
     process_line,
     state_style,
@@ -57,7 +58,7 @@ def job_lines(job: Json, moment: Moment, *, processes: bool = False) -> list[Tex
         job_duration(job, moment) if job.get("started_at") else "",
         eta_words(job.get("eta"), moment) if state not in {"succeeded", "failed", "stopped"} else "",
         lost_words(job) if state == "lost" else "",
-        "launch not finished" if job.get("unfinished") else "",
+        launch_words(job),
     ):
         if words:
             head.append(f"  {words}")

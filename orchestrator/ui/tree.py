@@ -29,6 +29,7 @@ from orchestrator.ui.job import (
     eta_words,
     exit_words,
     job_duration,
+    launch_words,
     lost_words,
     process_line,
     rate_words,
@@ -115,6 +116,8 @@ def _now_words(job: Json, moment: Moment) -> str:
     if state == "lost":
         return lost_words(job)
     step = interesting_step(list(job.get("steps") or []))
+    if step is None and launch_words(job):
+        return launch_words(job)
     if step is None:
         waiting = [str(item["waiting"]) for item in job.get("steps") or [] if item.get("waiting")]
         return one_line(waiting[0]) if waiting else ""
@@ -149,6 +152,8 @@ def _head(job: Json, marker: str, screen: Screen, moment: Moment) -> list[Text]:
         facts.append(Text(eta, "bold cyan"))
     if state == "lost":
         facts.append(Text(lost_words(job), "red"))
+    if launch_words(job):
+        facts.append(Text(launch_words(job), "yellow"))
     if job.get("stop_requested") and state not in OVER:
         facts.append(Text("stop requested", "yellow"))
     age = age_words(job)

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.main import main
-from tests.sshd.server import Sshd, make_key
+from tests.cli.terminal import Terminal
+from tests.sshd.server import Sshd, free_port, make_key
 from tests.support.jobdir import JobDir, agents, kill
 from tests.support.laptop import ORCH, Answer, Laptop
 from tests.support.waiting import wait_until
@@ -400,9 +402,73 @@ def test_a_step_that_was_ended_with_its_service_says_so(host: Host) -> None:
     [line] = [line for line in host.quick("status", job, expect=0).out.splitlines() if line.startswith("  user")]
     assert re.search(rf"user +skipped +took .*{said}", line), line
     assert re.search(rf"user attempt 1, failed, .*{said}", host.quick("why", job, expect=0).out)
-    assert said in host.quick("why", job, "--step", "user", expect=0).out
+    why = host.quick("why", job, "--step", "user", expect=0).out
+    assert said in why
+    assert f"what became of the service: orch why {job} --step web" in why
     assert said in host.quick("watch", job, expect=1).out
     assert host.quick("wait", job).status == 1
+
+
+def test_who_stops_a_service_ends_what_needs_it(host: Host) -> None:
+    plan, work = host.plan(
+        {"name": "web", "run": f"echo up; {GO}", "service": {"ready": {"log": "up"}}},
+        {"name": "user", "run": "touch running; exec sleep 600", "needs": ["web"]},
+        {"name": "other", "run": GO},
+    )
+    job = host.start(plan)
+    wait_until((work / "running").exists, "the step that needs the service runs")
+    assert host.quick("stop", job, "--step", "web", "--wait", expect=0).out == f"{job} web stopped\n"
+    wait_until(lambda: [step["state"] for step in host.status(job)["steps"]] == ["stopped", "skipped", "running"], "its user ends")
+    (work / "go").touch()
+    host.quick("wait", job, expect=1)
+
+
+def test_a_service_that_is_never_ready_says_what_was_asked_and_gets_more_time(host: Host) -> None:
+    plan, work = host.plan(
+        {
+            "name": "web", "run": f"{GO}; echo up; exec sleep 600",
+            "service": {"ready": {"log": "up"}, "timeout_s": 1}, "retry": {"attempts": 1},
+        },
+        {"name": "user", "run": "true", "needs": ["web"]},
+    )  # fmt: skip
+    job = host.start(plan)
+    assert "not ready after 1 s: 'up' is not in its log" in host.quick("wait", job, expect=1).err
+    why = host.quick("why", job, expect=0).out
+    assert f"orch retry {job} --set web.service.timeout_s=TIME" in why
+    (work / "go").touch()
+    host.quick("retry", job, "--set", "web.service.timeout_s=5m", expect=0)
+    host.quick("wait", job, expect=0)
+
+
+def test_what_a_probe_of_a_service_saw_is_said(host: Host) -> None:
+    folder = host.folder / "empty"
+    folder.mkdir()
+    port = free_port()
+    serve = f"exec {sys.executable} -m http.server {port} --bind 127.0.0.1 --directory {folder}"
+    for ready, seen in (
+        ({"http": f"http://127.0.0.1:{port}/nothere"}, f"http://127.0.0.1:{port}/nothere: HTTP 404"),
+        ({"port": free_port()}, "Connection refused"),
+    ):
+        service = {"ready": ready, "timeout_s": 5}
+        plan, _ = host.plan(
+            {"name": "web", "run": serve, "service": service, "retry": {"attempts": 1}},
+            {"name": "user", "run": "true", "needs": ["web"]},
+        )
+        assert seen in host.quick("wait", host.start(plan), expect=1).err
+
+
+def test_set_of_a_retry_is_read_as_that_of_a_launch(host: Host) -> None:
+    plan, work = host.plan(
+        {"name": "work", "run": "exit 3", "retry": {"attempts": 1}, "done": {"count": "out-*", "equals": 2}}
+    )
+    job = host.start(plan)
+    host.quick("wait", job, expect=1)
+    assert "whole number" in host.quick("retry", job, "--set", "work.done.equals=many", expect=2).err
+    host.quick("retry", job, "--set", "work.run=true", expect=0)
+    assert "0 files instead of 2" in host.quick("wait", job, expect=1).err
+    (work / "out-1").touch()
+    host.quick("retry", job, "--set", "work.done.equals=1", expect=0)
+    host.quick("wait", job, expect=0)
 
 
 def test_extend_moves_the_limit_of_what_runs(host: Host) -> None:
@@ -452,6 +518,57 @@ def test_a_launch_that_was_cut_short_has_nothing_to_stop_retry_or_fetch(host: Ho
     assert list(folder.iterdir()) == []
     assert "launch not finished" in host.quick("status", job, expect=0).out
     assert "is not finished" in host.quick("wait", job, "--timeout", "0", expect=124).err
+
+
+def test_a_launch_that_was_cut_short_is_told_by_whoever_waits_for_it(host: Host) -> None:
+    """Said once, and waited for: it may be under way from elsewhere."""
+    job = "half-20260101-abcdef"
+    folder = host.root / "jobs" / job
+    folder.mkdir(parents=True)
+    for step in ([], ["--step", "work"]):
+        answer = host.quick("logs", job, *step, expect=2)
+        assert f"the launch of {job} is not finished" in answer.err
+        assert "orch launch PLAN" in answer.err
+    lines = {}
+    for command, said in ((["logs", job, "-f"], "stderr"), (["watch", job, "--plain"], "stdout")):
+        with host.laptop.started(*command) as process:
+            stream = getattr(process, said)
+            lines[command[0]] = [stream.readline().decode()]
+            while "not finished" not in lines[command[0]][-1]:
+                lines[command[0]].append(stream.readline().decode())
+                assert lines[command[0]][-1], "it ended without a word"
+            with pytest.raises(subprocess.TimeoutExpired):  # further looks, and no further word
+                process.wait(timeout=3)
+            process.send_signal(signal.SIGINT)
+            rest = process.communicate(timeout=60)
+        assert b"not finished" not in rest[0] + rest[1]
+    assert f"the launch of {job} is not finished" in lines["logs"][0]
+    assert "queued" in lines["watch"][0]
+    assert "launch not finished" in lines["watch"][1]
+    assert "orch launch PLAN" in lines["watch"][1]
+    with Terminal([ORCH, "watch", job], environment=host.laptop.environment, cwd=host.laptop.folder) as terminal:
+        terminal.shows(f"{job}  queued")
+        terminal.shows("launch not finished")
+        terminal.type("q")
+        assert terminal.ended() == 0
+    folder.rmdir()
+
+
+def test_a_launch_under_way_from_elsewhere_is_followed(host: Host) -> None:
+    """Its folder comes first, its log later: what waits for the one goes on to the other."""
+    done, _ = host.launch("echo here I am")
+    host.quick("wait", done, expect=0)
+    folder, aside = host.job(done).path, host.folder / "aside"
+    folder.rename(aside)
+    folder.mkdir()
+    with host.laptop.started("logs", done, "-f") as process:
+        assert process.stderr is not None
+        assert b"is not finished" in process.stderr.readline()
+        folder.rmdir()
+        aside.rename(folder)
+        out, _ = process.communicate(timeout=60)
+    assert out == b"here I am\n"
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("command", ["stop", "retry", "extend", "why", "logs", "forward"])
@@ -700,6 +817,15 @@ def test_init_writes_what_runs_and_never_overwrites(host: Host, tmp_path: Path) 
     strange.write_text(f"{strange.read_text().split()[0]} {other}")
     changed = laptop.run(*accepting[1:], expect=3).err
     assert changed.split(" && ")[1].strip() == told, "of a changed key the same, behind the line that removes the old one"
+    stranger = make_key(tmp_path / "a stranger")
+    refused = laptop.run(*[stranger if word == entry["identity_file"] else word for word in arguments], expect=3).err
+    typed = shlex.split(re.findall("see what ssh does with: (.*)", refused)[0])
+    ssh = subprocess.run([*typed[:1], "-o", "BatchMode=yes", *typed[1:]], capture_output=True, text=True, check=False)
+    assert ssh.returncode == 255, ssh
+    assert f"Offering public key: {stranger}" in ssh.stderr
+    assert "Permission denied" in ssh.stderr, "the host itself is known by the file that was named"
+    own = [str(entry["identity_file"]) if word == str(stranger) else word for word in typed]
+    assert subprocess.run(own, capture_output=True, check=False).returncode == 0, "with the right key it is let in"
     nameless = laptop.run("init", "no-such-host.invalid", expect=3).err
     assert "cannot be resolved" in nameless
     assert "inventory" not in nameless, "there is none yet"
@@ -722,6 +848,16 @@ def test_paths_typed_for_init_are_of_the_folder_where_they_were_typed(host: Host
     key, known = (os.path.relpath(entry[name], laptop.folder) for name in ("identity_file", "known_hosts"))
     laptop.run("init", entry["ssh"], "--name", "box", "-C", "a/b", "--identity-file", key, "--known-hosts", known, expect=0)
     assert "box" in laptop.run("--inventory", "a/b/inventory.yaml", "hosts", "check", expect=0).out
+
+
+def test_a_history_of_a_plan_that_is_not_there_names_those_that_are(host: Host) -> None:
+    job, _ = host.launch("true")
+    name = job.split("-")[0]
+    answer = host.quick("history", "--plan", f"{name}x", expect=0)
+    assert answer.out.startswith(f"No job is of plan '{name}x'; did you mean '{name}'? plans: {name}")
+    assert host.quick("history", "--plan", f"{name}x", "--json", expect=0).json["jobs"] == []
+    empty = host.another_laptop("empty")
+    assert empty.run("history", "--plan", "x", "--local", expect=0).out == "No jobs yet.\n"
 
 
 def test_an_unreachable_host_is_3_with_what_was_known(host: Host, tmp_path: Path) -> None:
