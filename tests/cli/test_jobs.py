@@ -441,7 +441,7 @@ def test_a_service_that_is_never_ready_says_what_was_asked_and_gets_more_time(ho
 
 
 def test_what_a_probe_of_a_service_saw_is_said(host: Host) -> None:
-    folder = host.folder / "empty"
+    folder = host.folder / "no-pages"
     folder.mkdir()
     port = free_port()
     serve = f"exec {sys.executable} -m http.server {port} --bind 127.0.0.1 --directory {folder}"
@@ -518,6 +518,7 @@ def test_a_launch_that_was_cut_short_has_nothing_to_stop_retry_or_fetch(host: Ho
     assert list(folder.iterdir()) == []
     assert "launch not finished" in host.quick("status", job, expect=0).out
     assert "is not finished" in host.quick("wait", job, "--timeout", "0", expect=124).err
+    folder.rmdir()
 
 
 def test_a_launch_that_was_cut_short_is_told_by_whoever_waits_for_it(host: Host) -> None:

@@ -74,7 +74,8 @@ def test_a_host_is_not_looked_at_more_often_than_it_allows(stage: Stage) -> None
             terminal.type("q")
             assert terminal.ended() == 0
     (work / "go").touch()
-    assert 1 <= counts[shy] <= took_s[shy] / 3 + 2, "one every 3 s, whatever happens there and whatever --interval says"
+    # What is counted are writes: beside the looks the first answer's rest and the facts of the machine.
+    assert 1 <= counts[shy] <= took_s[shy] / 3 + 4, "one every 3 s, whatever happens there and whatever --interval says"
     assert counts[stage.laptop] > counts[shy], "a host without such a wish is looked at when something happens"
 
 
