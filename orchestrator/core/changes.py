@@ -16,14 +16,15 @@ from orchestrator.core.errors import ConfigError, Problem
 from orchestrator.core.overrides import Override, apply_overrides, parse_override
 from orchestrator.core.plan import STEP_KEYS, Plan, Step, in_order, name_of, normal_plan
 from orchestrator.core.retry import normal_retry
-from orchestrator.core.schema import check, duration_s, suggest, unusable_text
+from orchestrator.core.schema import check, suggest, unusable_text
 from orchestrator.core.yaml import Document
 
 FIXED = ("name", "uses", "needs", "files", "nodes", "split")
 """Keys that cannot change once a job exists: its graph and its files are on the host already."""
 BLOCKS = ("done", "service")
 """Keys with keys of their own: one of these is judged together with those that the job has."""
-DURATIONS = ("timeout_s", "grace_s", "hang_s")
+READ = ("run", "timeout_s", "grace_s", "hang_s")
+"""Keys whose value is what the plan made of it: text, or seconds."""
 
 
 def retry_changes(texts: Sequence[str], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -86,14 +87,12 @@ def _judge(document: Document) -> tuple[Plan | None, list[Problem]]:
 
 def _host_value(override: Override, step: Step) -> Any:
     _, key, *rest = override.path
-    if key == "run":
-        return step.run
+    if key in READ:
+        return getattr(step, key)
     if key in BLOCKS:
         block = getattr(step, key)
         return _at(block.model_dump(exclude_none=True) if block is not None else None, rest)
     value = override.value.value
-    if key in DURATIONS and value is not None:
-        return duration_s(value)
     if key == "env":
         return value if isinstance(value, str) else override.value.texts.get((), "")
     if key == "retry" and value is not None:

@@ -88,10 +88,9 @@ class Facts:
         )
 
 
-_MORE_TIME = {
-    "timeout": "give it more time: orch retry JOB --set STEP.timeout_s=TIME; or see where it stood: orch logs JOB --tail 200",
-    "not_ready": "give it more time: orch retry JOB --set STEP.service.timeout_s=TIME; or see where it stood: orch logs JOB --tail 200",
-}
+_LIMITS = {"timeout": "timeout_s", "not_ready": "service.timeout_s"}
+"""The key of a step whose time an attempt was stopped for, by kind of stop."""
+_MORE_TIME = "give it more time: orch retry JOB --set STEP.{}=TIME; or see where it stood: orch logs JOB --tail 200"
 
 
 def judge(facts: Facts) -> Dict[str, Any]:
@@ -142,9 +141,10 @@ def _naming_gpus(verdict: Dict[str, Any], facts: Facts) -> Tuple[Dict[str, Any],
 def _verdict(facts: Facts, counted: Optional[int]) -> Optional[Dict[str, Any]]:
     if facts.stop_verdict is not None:
         return facts.stop_verdict
-    if facts.stop_kind in ("timeout", "not_ready"):
+    if facts.stop_kind in _LIMITS:
         return unknown_verdict(
-            facts.stop_reason or facts.stop_kind, signature=facts.stop_kind, advice=_MORE_TIME[facts.stop_kind]
+            facts.stop_reason or facts.stop_kind, signature=facts.stop_kind,
+            advice=_MORE_TIME.format(_LIMITS[facts.stop_kind]),
         )
     from remote_jobs.logs.source import explain_file  # heavy (rules): only ever loaded in the side task
 
