@@ -74,6 +74,7 @@ class Attempt:
         self.ended_mono: Optional[float] = None
         self.stop_reason: Optional[str] = None
         self.stop_kind: Optional[str] = None
+        self.lost_service: Optional[str] = None
         self.last_log_mono = self.started_mono
         self.recorded: Dict[Tuple[int, int], protocol.ProcessId] = {}
         self._rungs: List[Tuple[int, float]] = []

@@ -49,6 +49,8 @@ class Facts:
     """What the attempt was stopped for (a hang, a prompt); it stands, whatever the program made of the signal."""
     secrets: List[str] = field(default_factory=list)
     left: List[procs.Proc] = field(default_factory=list)
+    lost_service: Optional[str] = None
+    """The service whose end made the attempt's work vain."""
     context: Dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -84,6 +86,7 @@ class Facts:
             stop_verdict=hang_verdict if attempt.stop_kind == "hang" else None,
             secrets=boss.secret_values(),
             left=left,
+            lost_service=attempt.lost_service,
             context=incident.context(attempt, step, boss.spec, left),
         )
 
@@ -108,7 +111,7 @@ def judge(facts: Facts) -> Dict[str, Any]:
         state = "succeeded" if facts.stop_kind == "service" else "stopped"
         return {"state": state, "verdict": None, "progress": progress}
     if facts.stop_kind == "service_lost":
-        return {"state": "failed", "verdict": service_lost_verdict(facts.stop_reason), "progress": progress}
+        return {"state": "failed", "verdict": service_lost_verdict(facts.lost_service), "progress": progress}
     verdict = _verdict(facts, counted)
     if verdict is None:
         return {"state": "succeeded", "verdict": None, "progress": progress}
@@ -261,10 +264,6 @@ def _cgroup_events() -> Optional[str]:
     return None
 
 
-SERVICE_ENDED = "the service {} ended"
-"""Why an attempt is stopped whose service is gone."""
-
-
 def unknown_verdict(
     summary: str, *, signature: str = "none", klass: str = "unknown", retry: str = "yes", advice: Optional[str] = None
 ) -> Dict[str, Any]:
@@ -285,7 +284,7 @@ def fallback(attempt: Attempt, error: Optional[str]) -> Dict[str, Any]:
     if attempt.exit_status == 0 and attempt.stop_kind is None:
         return {"state": "succeeded", "verdict": None, "progress": attempt.work_done()}
     if attempt.stop_kind == "service_lost":
-        return {"state": "failed", "verdict": service_lost_verdict(attempt.stop_reason), "progress": attempt.work_done()}
+        return {"state": "failed", "verdict": service_lost_verdict(attempt.lost_service), "progress": attempt.work_done()}
     stopped = attempt.stop_kind in ("user", "service", "slurm")
     state = ("succeeded" if attempt.stop_kind == "service" else "stopped") if stopped else "failed"
     verdict = None if stopped else unknown_verdict("the log could not be judged: {}".format(error), signature="judge")
@@ -315,14 +314,12 @@ def lost_verdict(attempt: Mapping[str, Any], left: List[int], *, rebooted: bool 
     return unknown_verdict(summary, signature="supervisor_lost", klass="killed", retry="yes")
 
 
-def service_lost_verdict(reason: Optional[str]) -> Dict[str, Any]:
+def service_lost_verdict(service: Optional[str]) -> Dict[str, Any]:
     """An attempt that was ended since its work was in vain: the service that its step needs had ended."""
-    before, behind = SERVICE_ENDED.split("{}")
-    service = (reason or "")[len(before) : -len(behind)]
     return unknown_verdict(
-        "orch ended this attempt because {}, which the step needs".format(reason or "a service ended"),
+        "orch ended this attempt because the service {} ended, which the step needs".format(service),
         signature="service_lost", klass="killed",
-        advice="see what became of the service: orch why JOB" + (" --step " + service if service else ""),
+        advice="see what became of the service: orch why JOB --step {}".format(service),
     )  # fmt: skip
 
 

@@ -362,7 +362,8 @@ class Stepper:
         run = self._run
         if self.mode == RUNNING and run is not None and not run.attempt.stopping and self.stop_kind is None:
             run.service_lost = True
-            run.attempt.request_stop("service_lost", judge.SERVICE_ENDED.format(service))
+            run.attempt.lost_service = service
+            run.attempt.request_stop("service_lost", "the service {} ended".format(service))
         elif self.mode == BACKOFF and self.history and time.monotonic() - self._failed_at < causes.SERVICE_FELT_S:
             last = str((self.history[-1]["verdict"] or {}).get("class"))
             if last in ("network", "unknown"):  # it noticed before we did: that is no failure of its own

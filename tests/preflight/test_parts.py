@@ -19,6 +19,7 @@ from remote_jobs.agent.checks import checkpoint, data, disk, host, memory, model
 from remote_jobs.agent.checks.context import GIB, Job, Step, row
 from remote_jobs.agent.jobdir import Layout
 from remote_jobs.steps import preflight_env
+from remote_jobs.steps.extraction.disk import default_reserve
 from tests.preflight.world import CONFIG, World, write_checkpoint, write_shard
 
 ROOT = Path(__file__).parents[2]
@@ -199,7 +200,9 @@ def test_what_is_to_stay_free_counts_as_needed(tmp_path: Path) -> None:
     def found(**more: Any) -> Any:
         return disk.check(step_of(tmp_path, params={**params, **more}), model.Shelf(), data.Scans())
 
-    assert "min_free_gib" not in found()["found"]
+    kept = disk.gib(default_reserve(str(tmp_path)))
+    assert f"and {kept} to stay free (min_free_gib)" in found()["found"], "what the step keeps when nothing is said"
+    assert "to stay free" not in found(min_free_gib=0)["found"]
     little = found(min_free_gib=0.001)
     assert little["verdict"] == "ok"
     assert "and 1 MiB to stay free (min_free_gib)" in little["found"]

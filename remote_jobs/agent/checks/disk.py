@@ -14,6 +14,9 @@ from remote_jobs.agent.checks import data, model
 from remote_jobs.agent.checks.context import FAIL, GIB, OK, SKIP, WARN, Row, Step, gib, row, worst
 
 EXTRACT_SLACK = 1.1
+EXTRACT_RESERVE_BYTES = 2 * GIB
+EXTRACT_RESERVE_SHARE = 0.02
+"""What an extraction leaves free without `min_free_gib` (remote_jobs/steps/extraction/disk.py): the smaller of the two."""
 FILES_PER_SAMPLE = 1
 ROOT_MIN_BYTES = 1 * GIB
 OPTIMIZER_BYTES_PER_PARAMETER = 8
@@ -33,6 +36,7 @@ class Target:
     free_bytes: int
     free_inodes: Optional[int]
     quota_left: Optional[int] = None
+    size_bytes: int = 0
 
 
 @dataclass
@@ -56,9 +60,10 @@ def check(step: Step, shelf: model.Shelf, scans: data.Scans) -> Optional[Row]:
     writes = reckon(step, shelf, scans)
     if writes is None:
         return None
-    if step.uses == "extract":
-        writes.reserve = step.number("min_free_gib", 0.0) * GIB
     target = read_target(step.output)
+    if step.uses == "extract":
+        default = min(EXTRACT_RESERVE_BYTES, int(target.size_bytes * EXTRACT_RESERVE_SHARE))
+        writes.reserve = step.number("min_free_gib", default / GIB) * GIB
     already = bytes_there(step.output) if step.uses == "extract" else 0
     found = judge(target, writes, already, allow_tmpfs=step.job.spec.allow_tmpfs)
     storage = _shared_storage(step)
@@ -204,6 +209,7 @@ def read_target(path: str) -> Target:
         stat.f_bavail * stat.f_frsize,
         inodes,
         quota_left(existing),
+        stat.f_blocks * stat.f_frsize,
     )
 
 
