@@ -70,6 +70,8 @@ def history(
         raise UsageError("--plot draws one job", "name it: orch history JOB --plot FILE")
     if plot is not None and plot.suffix.lower() not in PLOT_ENDINGS:
         raise UsageError(f"--plot {plot}: the ending says which format", f"one of {' '.join(PLOT_ENDINGS)}")
+    if job is not None and plan is not None:
+        raise UsageError("--plan chooses among jobs, and one is named", "leave one of them out")
     if job is not None:
         _one(job, host=host, local=local, plot=plot, inventory=inventory, as_json=as_json)
         return
@@ -107,7 +109,8 @@ def _one(
     from orchestrator.core.timeline import gpu_hours
     from orchestrator.services.resolve import resolve
     from orchestrator.services.timeline import timeline
-    from orchestrator.ui.console import console, document
+    from orchestrator.services.wait import NOT_LAUNCHED
+    from orchestrator.ui.console import console, document, say
     from orchestrator.ui.job import Moment
     from orchestrator.ui.timeline import timeline_lines
 
@@ -122,6 +125,8 @@ def _one(
         width = screen.width if screen.is_terminal else 120
         for row in timeline_lines(line, moment, width):
             screen.print(row, soft_wrap=True)
+    if view.get("unfinished"):
+        say(f"orch: {NOT_LAUNCHED.format(view['id'])}")
     if not drawn:
         from orchestrator.core.errors import UsageError
 

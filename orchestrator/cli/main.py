@@ -146,6 +146,7 @@ def _usage(error: BaseException) -> BaseException:
     words = (
         str(getattr(error, "format_message", lambda: str(error))()).rstrip(".").replace("Value error, ", "")
     )
+    words = " ".join(words.split())
     if type(error).__name__ == "NoArgsIsHelpError":
         words = "a command is missing"
     return UsageError(words[:1].lower() + words[1:] if words[1:2].islower() else words, f"see: {path} --help")

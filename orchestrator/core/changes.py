@@ -27,12 +27,15 @@ READ = ("run", "timeout_s", "grace_s", "hang_s")
 """Keys whose value is what the plan made of it: text, or seconds."""
 
 
-def retry_changes(texts: Sequence[str], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def retry_changes(
+    texts: Sequence[str], steps: Sequence[Mapping[str, Any]], *, most_gpus: int | None = None
+) -> dict[str, Any]:
     """Check the options of a retry.
 
     Args:
         texts: arguments of ``--set``.
         steps: the job's steps, in order: name, uses (None for `run` steps), and done and service as they are.
+        most_gpus: what the host has; None where that is not known, or is no limit.
 
     Returns:
         {dotted path: value} in the form that the host reads.
@@ -43,7 +46,7 @@ def retry_changes(texts: Sequence[str], steps: Sequence[Mapping[str, Any]]) -> d
     document = Document(None, {"name": "job", "steps": [_stand_in(step) for step in steps]})
     problems = apply_overrides(document, texts, ())
     overrides = [] if problems else [parse_override(text) for text in texts]
-    problems += [problem for override in overrides for problem in _forbidden(override)]
+    problems += [problem for override in overrides for problem in _forbidden(override, most_gpus)]
     plan = None
     if not problems:
         plan, problems = _judge(document)
@@ -55,16 +58,20 @@ def retry_changes(texts: Sequence[str], steps: Sequence[Mapping[str, Any]]) -> d
 
 def _stand_in(step: Mapping[str, Any]) -> dict[str, Any]:
     blocks = {key: deepcopy(step[key]) for key in BLOCKS if step.get(key)}
-    return {"name": step["name"], **({"uses": step["uses"]} if step.get("uses") else {"run": "true"}), **blocks}
+    return {"name": step["name"], **({"uses": step["uses"]} if step.get("uses") else {"run": "(a command)"}), **blocks}
 
 
-def _forbidden(override: Override) -> list[Problem]:
+def _forbidden(override: Override, most_gpus: int | None) -> list[Problem]:
     key, value = override.path[1], override.value.value
     if key in FIXED:
         allowed = [name for name in STEP_KEYS if name not in FIXED]
         return [
             Problem(f"{override.option}: {key} cannot change in a job that exists", suggest(key, allowed))
         ]
+    if key == "gpus" and value is None:
+        return [Problem(f"{override.option}: how many GPUs it takes was settled by the launch", "write a number")]
+    if key == "gpus" and most_gpus is not None and isinstance(value, int) and value > most_gpus:
+        return [Problem(f"{override.option}: the host has {most_gpus} GPUs", "write a lower number")]
     if key == "env" and (isinstance(value, dict) or len(override.path) < 3):
         hint = f"write --set {override.path[0]}.env.NAME=value; secrets come with orch launch"
         return [Problem(f"{override.option}: only single plain variables can be set", hint)]
@@ -95,7 +102,7 @@ def _host_value(override: Override, step: Step) -> Any:
     value = override.value.value
     if key == "env":
         return value if isinstance(value, str) else override.value.texts.get((), "")
-    if key == "retry" and value is not None:
+    if key == "retry":
         return _retry_value(rest, value)
     return value
 
@@ -110,7 +117,7 @@ def _at(value: Any, path: Sequence[str]) -> Any:
 def _retry_value(rest: Sequence[str], value: Any) -> Any:
     """The part of a retry block at a path, in the host's form."""
     if not rest:
-        return normal_retry(value)
+        return normal_retry(value or {})
     if rest == ["attempts"] or len(rest) > 2:
         return value
     block: Mapping[str, Any] = normal_retry({rest[0]: value if len(rest) == 1 else {rest[1]: value}})

@@ -64,6 +64,9 @@ def apply_overrides(document: Document, texts: Sequence[str], plan_keys: Sequenc
         texts: the options' arguments.
         plan_keys: keys that a plan may have at its top level.
     """
+    given: object = texts  # of a Python program, so anything
+    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(text, str) for text in given):
+        return [Problem(f"the changes are {given!r}, and must be a list of texts", FORM)]
     problems: list[Problem] = []
     for text in texts:
         try:

@@ -15,7 +15,7 @@ from orchestrator.core.numbers import MAX_PORT, check_whole
 from orchestrator.core.schema import suggest
 from orchestrator.core.states import OVER
 from orchestrator.services.look import look
-from orchestrator.services.wait import the_job
+from orchestrator.services.wait import never_launched, the_job
 
 if TYPE_CHECKING:
     from orchestrator.hosts.forward import Forward
@@ -48,7 +48,8 @@ def find(
     ``address`` is where the host reaches it; default: itself, on a Slurm cluster the first node of the job.
 
     Raises:
-        UsageError: no such port, no service, several, or one without a port. JobLost, HostError: the job cannot be asked for.
+        UsageError: no such port, no service, several, or one without a port; its launch was cut short. JobLost, HostError: the
+            job cannot be asked for.
     """
     if port is not None:
         check_whole("the port on the host", port, 1, MAX_PORT)
@@ -62,6 +63,8 @@ def find(
     address = address or (first_node(view) if clustered else LOCAL)
     if port is not None and step is None:
         return Destination(None, address, port)
+    if view["unfinished"] and not view["steps"]:
+        raise never_launched(job)
     states = {str(item["name"]): item for item in view["steps"]}
     if step is not None and step not in states:
         raise UsageError(f"job {job.id} has no step {step!r}", suggest(step, states, "steps"))

@@ -25,7 +25,7 @@ def gc(session: Session, names: Sequence[str], *, older_than_s: float, apply: bo
     Raises:
         ConfigError, UsageError: the inventory, or a name that is not in it.
     """
-    chosen = list(names) or session.host_names()
+    chosen = list(dict.fromkeys(names)) or session.host_names()
     for name in chosen:
         session.host(name)
     hosts = in_parallel(chosen, lambda name: _collect(session, name, older_than_s, apply))

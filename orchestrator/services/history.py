@@ -56,8 +56,8 @@ def history(
 
 
 def plan_names(session: Session, *, host: str | None = None) -> list[str]:
-    """Names of the plans that jobs seen from here are of, newest first."""
-    return list(dict.fromkeys(str(row.view.get("name")) for row in session.ledger.jobs(host) if row.view))
+    """Names of the plans that jobs seen from here are of, newest first; a launch that was cut short has none."""
+    return list(dict.fromkeys(str(row.view.get("name")) for row in session.ledger.jobs(host) if row.view and row.view.get("steps")))
 
 
 def _mirror(session: Session, looks: Sequence[HostLook]) -> None:

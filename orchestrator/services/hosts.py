@@ -49,7 +49,7 @@ def check_hosts(
         ConfigError, UsageError: the inventory, or a name that is not in it.
         HostError: with ``raise_errors``, a host could not be asked.
     """
-    chosen = list(names) or session.host_names()
+    chosen = list(dict.fromkeys(names)) or session.host_names()
     for name in chosen:
         session.host(name)
     return {"hosts": in_parallel(chosen, lambda name: _check(session, name, accept_new, raise_errors))}

@@ -44,22 +44,25 @@ def init(session: Session, request: InitRequest) -> dict[str, Any]:
     name = request.name or name_of(request.ssh)
     inventory_path = request.directory / "inventory.yaml"
     plan_path = request.directory / "plans" / "first.yaml"
+    entry: dict[str, Any] = {"ssh": request.ssh}
+    if request.identity_file:
+        entry["identity_file"] = _from_here(request.identity_file)
+        if not os.path.exists(entry["identity_file"]):
+            raise UsageError(f"there is no file {request.identity_file}", "--identity-file is the private key: ~/.ssh/id_ed25519")
+    if request.known_hosts:
+        entry["known_hosts"] = _from_here(request.known_hosts)
+    if request.root:
+        entry["root"] = request.root
+    inventory = inventory_of(Document(None, {"hosts": {name: entry}}), inventory_path)
     try:
         there = [str(path) for path in (inventory_path, plan_path) if path.exists()]
     except OSError as error:
         raise LocalError(f"{error.filename} cannot be read: {error.strerror}") from error
     if there and not request.force:
         raise UsageError(
-            f"{' and '.join(there)} already there, nothing was written", "overwrite with --force"
+            f"{' and '.join(there)} already there, nothing was written",
+            "add a host to an inventory by hand, name another folder with --directory, or overwrite with --force",
         )
-    entry: dict[str, Any] = {"ssh": request.ssh}
-    if request.identity_file:
-        entry["identity_file"] = _from_here(request.identity_file)
-    if request.known_hosts:
-        entry["known_hosts"] = _from_here(request.known_hosts)
-    if request.root:
-        entry["root"] = request.root
-    inventory = inventory_of(Document(None, {"hosts": {name: entry}}), inventory_path)
     with OtherSession(None, say=session.say, now=session.now, inventory=inventory) as probing:
         try:
             found = check_hosts(probing, [name], accept_new=request.accept_new, raise_errors=True)["hosts"][0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import UsageError
+from orchestrator.core.schema import suggest
 from orchestrator.services.gpus import only_host
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def patch(
     apply: {"overlay", "sets", "sha256", "env"} or, in place, {"changed": {set: [file]}}. revert: {"restored": ...}.
 
     Raises:
-        UsageError: unknown action; several hosts and none named; in_place without a set.
+        UsageError: unknown action or set; several hosts and none named; in_place without a set.
         OrchError: the host says why it refuses.
     """
     if action not in ACTIONS:
@@ -45,10 +46,20 @@ def patch(
             "changing site-packages needs the set's name", "orch patch apply HOST --set NAME --in-place"
         )
     name = host or only_host(session, f"orch patch {action} HOST")
-    answer = session.agent(name).request(
-        "patch", action=action, python=session.host(name).python, sets=list(sets), in_place=in_place
-    )
-    return {"host": name, **{key: value for key, value in answer.items() if key not in {"id", "ok"}}}
+
+    def ask(action: str, **more: Any) -> dict[str, Any]:
+        answer = session.agent(name).request("patch", action=action, python=session.host(name).python, **more)
+        return {"host": name, **{key: value for key, value in answer.items() if key not in {"id", "ok"}}}
+
+    if sets:
+        known = [str(item["name"]) for item in ask("list")["sets"]]
+        for wanted in sets:
+            if wanted not in known:
+                raise UsageError(f"there is no patch set {wanted!r}", suggest(wanted, known, "sets"))
+    answer = ask(action, sets=list(sets), in_place=in_place)
+    if sets and action in ("list", "check"):
+        answer["sets"] = [item for item in answer["sets"] if item["name"] in sets]
+    return answer
 
 
 def text(action: str, document: dict[str, Any]) -> list[str]:

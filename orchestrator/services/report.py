@@ -13,6 +13,7 @@ from orchestrator.core.errors import OrchError
 from orchestrator.core.timeline import Timeline, gpu_hours
 from orchestrator.services.history import forecast_score, took_s
 from orchestrator.services.timeline import job_file, timeline
+from orchestrator.services.wait import never_launched
 
 if TYPE_CHECKING:
     from orchestrator.services.resolve import FoundJob
@@ -52,9 +53,11 @@ def report(session: Session, job: FoundJob) -> Report:
     """Gather it. A host that does not answer leaves what this laptop knows, and the page says so.
 
     Raises:
-        JobLost, HostError: nothing is known of the job.
+        JobLost, HostError: nothing is known of the job. WrongState: its launch was cut short.
     """
     view, line = timeline(session, job)
+    if view.get("unfinished") and not view.get("steps"):
+        raise never_launched(job)
     reachable = bool(view.get("reachable", True))
     spec: dict[str, Any] = {}
     failures: list[Failure] = []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.core.errors import NoSuchJob, OrchError
+from orchestrator.core.errors import NoSuchJob, OrchError, UsageError
 from orchestrator.core.ids import match_job
 from orchestrator.core.schema import nearest
 from orchestrator.services.look import HostLook, look_at_all, remember
@@ -40,6 +40,8 @@ def resolve_many(session: Session, prefixes: Sequence[str], *, host: str | None 
     looks: list[HostLook] | None = None
     found: list[FoundJob] = []
     for prefix in prefixes:
+        if not isinstance(prefix, str):
+            raise UsageError(f"{prefix!r} names no job", "a job's id as text, or the start of one")
         job = _match(prefix, known)
         if job is None and looks is None:
             looks = look_at_all(session, session.host_names(host))

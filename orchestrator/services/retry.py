@@ -12,7 +12,7 @@ from orchestrator.services import notify
 from orchestrator.services.look import look
 from orchestrator.services.resolve import FoundJob
 from orchestrator.services.stop import control
-from orchestrator.services.wait import the_job
+from orchestrator.services.wait import never_launched, the_job
 
 if TYPE_CHECKING:
     from orchestrator.services.session import Session
@@ -33,8 +33,9 @@ def retry(
 
     changes: dict[str, Any] = {}
     if sets:
-        steps = _steps(session, job)
-        changes = for_each_range(retry_changes(sets, with_whole_steps(steps)), steps)
+        host, steps = session.host(job.host), _steps(session, job)
+        most = host.gpus if host.scheduler == "direct" else None  # of a cluster, they are those of one node
+        changes = for_each_range(retry_changes(sets, with_whole_steps(steps), most_gpus=most), steps)
     told = notify.again(job.id)
     try:
         return control(session, job, "retry", secrets=told, step=step, set=changes)
@@ -63,5 +64,7 @@ def _steps(session: Session, job: FoundJob) -> list[dict[str, Any]]:
         raise result.error
     answer = result.answer or {}
     view = the_job(result.jobs, job, answer.get("unreadable") or {})
+    if view["unfinished"] and not view["steps"]:
+        raise never_launched(job)
     blocks = (answer["jobs"][job.id].get("spec") or {}).get("blocks") or {}
     return [{**step, **blocks.get(step["name"], {})} for step in view["steps"]]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.answers import check_record
 from orchestrator.core.errors import ProtocolError
+from orchestrator.core.numbers import check_seconds
+from orchestrator.core.schema import MAX_DURATION_S
 from orchestrator.services.look import job_view, look, remember
 from orchestrator.services.resolve import FoundJob
 from orchestrator.services.wait import steps_meant
@@ -95,8 +97,10 @@ def stop(
 
     Raises:
         WaitTimeout: with ``wait``, the job or the step has not ended in time.
-        NoSuchJob, UsageError: no such job or step. WrongState: its launch was cut short.
+        NoSuchJob, UsageError: no such job or step, or ``timeout_s`` is no time. WrongState: its launch was cut short.
     """
+    if timeout_s is not None:
+        check_seconds("time to wait", timeout_s, MAX_DURATION_S, zero=True)
     answer, view = _asked(session, job, "stop", step=step, reason=reason)
     if wait:
         view = wait_for(session, job, step=step, timeout_s=timeout_s)

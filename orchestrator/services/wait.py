@@ -15,8 +15,11 @@ from orchestrator.core.errors import (
     JobLost,
     OrchError,
     WaitTimeout,
+    WrongState,
 )
+from orchestrator.core.numbers import check_seconds
 from orchestrator.core.schedule import wake_pause_s
+from orchestrator.core.schema import MAX_DURATION_S
 from orchestrator.core.states import OVER
 from orchestrator.services.look import look, remember
 from orchestrator.services.pace import Pace
@@ -45,10 +48,12 @@ def wait(
         saw: is told of every view on the way.
 
     Raises:
-        WaitTimeout: not ended in time; the job goes on.
+        WaitTimeout: not ended in time; the job goes on. UsageError: ``timeout_s`` is no time.
         HostError: the host cannot be asked at all (first contact failed, or it refuses us).
         JobLost: the host answers and has no such job.
     """
+    if timeout_s is not None:
+        check_seconds("time to wait", timeout_s, MAX_DURATION_S, zero=True)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     pace, seq, wait_s, away = Pace(session, job.host), -1, 0.0, False
     met, clock, told, hint = False, SleepClock(), False, "the job goes on"
@@ -91,6 +96,11 @@ def wait(
         if left is not None and left <= 0:
             what = f"job {job.id} on {job.host}" if step is None else f"step {step} of job {job.id} on {job.host}"
             raise WaitTimeout(f"{what} has not ended within {timeout_s:g} s", hint)
+
+
+def never_launched(job: FoundJob) -> WrongState:
+    """What is said to who wants more of a job than its launch has brought to the host."""
+    return WrongState(f"nothing of job {job.id} is there yet", NOT_LAUNCHED.format(job.id))
 
 
 def steps_meant(view: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

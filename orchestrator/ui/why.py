@@ -25,6 +25,9 @@ def why_lines(answer: Json) -> list[Text]:
         head = f"step {one_line(str(answer['step']))}"
         if answer.get("attempt"):
             head += f", attempt {answer['attempt']}"
+            later = [one for one in answer.get("attempts") or [] if one["step"] == answer["step"]][-1:]
+            if later and later[0]["n"] != answer["attempt"]:
+                head += f" (the last one, attempt {later[0]['n']}: {later[0]['state']})"
         ended = exit_words(answer.get("exit_status"))
         lines.append(Text(f"{head}{': ' + ended if ended else ''}"))
     lost = lost_words({"lost": answer.get("lost")})
@@ -34,7 +37,7 @@ def why_lines(answer: Json) -> list[Text]:
     if isinstance(verdict, Mapping):
         lines.extend(verdict_block(verdict))
     elif answer.get("attempt") is None:
-        lines.append(Text("Nothing was started yet."))
+        lines.append(Text(f"Nothing was started yet; see: orch status {answer.get('job')}"))
     elif not lost:
         lines.append(Text("No failure is recorded for this attempt."))
     evidence = [item for item in answer.get("evidence") or [] if item]

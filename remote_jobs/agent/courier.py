@@ -15,8 +15,9 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, Mapping, Optional
 
+from remote_jobs import protocol
 from remote_jobs.agent import notices
-from remote_jobs.agent.jobdir import JobDir
+from remote_jobs.agent.jobdir import JobDir, read_json
 
 WAITS_S = (5.0, 30.0, 120.0, 300.0, 600.0)
 """Between tries; the last try is 18 minutes after the first."""
@@ -52,10 +53,26 @@ def deliver(
     return {"label": target.get("label"), "error": error}
 
 
-def end_heartbeat(label: Any, url: str) -> Dict[str, Any]:
-    """Tell a heartbeat's `end:` address that no more beats will come, or a healthy end becomes an alarm; as `deliver`."""
+def end_heartbeat(job: JobDir, label: Any, url: str) -> Dict[str, Any]:
+    """Tell a heartbeat's `end:` address that no more beats will come, or a healthy end becomes an alarm; as `deliver`.
+
+    Not said any more of a job that was taken up again meanwhile: its alarm would sleep while it runs.
+    """
+
+    def send() -> None:
+        if _is_over(job):
+            _http(url, None, {}, "POST")
+
     _let_go()
-    return {"label": label, "error": _until_taken(lambda: _http(url, None, {}, "POST"))}
+    return {"label": label, "error": _until_taken(send)}
+
+
+def _is_over(job: JobDir) -> bool:
+    """False for a job that runs (again); one whose record is gone does not."""
+    try:
+        return read_json(job.state_path)["state"] in protocol.JOB_TERMINAL
+    except (OSError, ValueError, LookupError, TypeError):
+        return True
 
 
 def _until_taken(send: Callable[[], Any]) -> Optional[str]:

@@ -305,9 +305,13 @@ def gate_verdict(reasons: Sequence[str], waited_s: float, *, broken: Optional[st
     )  # fmt: skip
 
 
-def lost_verdict(attempt: Mapping[str, Any], left: List[int], *, rebooted: bool = False) -> Dict[str, Any]:
-    """An attempt whose supervisor ended without a word: its exit status is not known."""
+def lost_verdict(
+    attempt: Mapping[str, Any], left: List[int], *, rebooted: bool = False, crashed: Optional[str] = None
+) -> Dict[str, Any]:
+    """An attempt whose supervisor ended without a word: its exit status is not known. ``crashed``: what a supervisor died of."""
     what = "the host was rebooted under attempt {}" if rebooted else "the supervisor of attempt {} was killed"
+    if crashed and not rebooted:
+        what = "the supervisor of attempt {} crashed, a defect of orch"
     summary = what.format(attempt.get("n")) + ", so its exit status is unknown"
     if left:
         summary += "; {} process(es) still ran and were ended".format(len(left))

@@ -300,6 +300,10 @@ class Looker:
             reason = "the supervisor was killed; nothing of the job runs any more, how it ended is not known"
         else:
             reason = "the supervisor was killed while no step was running"
+        crashed = recovery.crash(job)
+        if crashed and not booted_elsewhere:
+            told = "the supervisor crashed, a defect of orch ({}; all of it is in {})".format(crashed, job.at(protocol.SUPERVISOR_LOG))
+            reason = reason.replace("the supervisor was killed", told)
         rows = procs.CpuMeter().rows(left[:50], time.monotonic())
         return {"reason": reason, "main_alive": main_alive, "boot_changed": booted_elsewhere, "processes": rows}
 

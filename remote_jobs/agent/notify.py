@@ -237,7 +237,7 @@ class Notifier:
 
                     label, url = target.get("label"), self._address(target).get("end", "")
                     self._couriers.append(
-                        SideTask(lambda label=label, url=url: courier.end_heartbeat(label, url), timeout_s=COURIER_LIMIT_S)  # type: ignore[misc]
+                        SideTask(lambda label=label, url=url: courier.end_heartbeat(self._boss.job, label, url), timeout_s=COURIER_LIMIT_S)  # type: ignore[misc]
                     )
             until = time.monotonic() + LINGER_S
             while (self._queue or self._couriers) and time.monotonic() < until:

@@ -23,6 +23,9 @@ from remote_jobs.protocol import EventKind
 if TYPE_CHECKING:
     from remote_jobs.agent.supervisor import Supervisor
 
+CRASHED = "orch: the supervisor crashed: "
+"""How the last line of a supervisor's log begins when a defect of ours, and nobody's kill, ended it."""
+_CRASH_LOG_BYTES = 4096
 _LOST_LOG_BYTES = 4 << 20
 
 
@@ -172,7 +175,9 @@ def _bury(boss: "Supervisor", step: protocol.StepSpec, index: int, last: Mapping
     left = left_running(boss.job, index, step, n)
     end_processes(left, step)
     rebooted = of_another_boot(boss.job, index, step.name, n)
-    verdict = boss.epitaph or judge.lost_verdict(last, [proc.pid for proc in left], rebooted=rebooted)
+    verdict = boss.epitaph or judge.lost_verdict(
+        last, [proc.pid for proc in left], rebooted=rebooted, crashed=crash(boss.job)
+    )
     kept = kept_by(boss.job, index, step, n, boss.places)
     ended = "stopped" if boss.cancelled else "lost"
     boss.emit(EventKind.ATTEMPT_ENDED, step.name, n, state=ended, exit_status=None, reason=verdict["summary"])
@@ -186,10 +191,21 @@ def identities(rows: Iterable[Mapping[str, Any]]) -> List[protocol.ProcessId]:
     return [item for item in found if item is not None] if all(found) else []
 
 
+def crash(job: JobDir) -> Optional[str]:
+    """What the last supervisor of a job crashed of; None when it did not. For jobs that are lost."""
+    try:
+        with open(job.at(protocol.SUPERVISOR_LOG), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _CRASH_LOG_BYTES))
+            last = file.read(_CRASH_LOG_BYTES).decode("utf-8", "replace").rstrip().rpartition("\n")[2]
+    except OSError:
+        return None
+    return last[len(CRASHED) :] if last.startswith(CRASHED) else None
+
+
 def with_overrides(step: protocol.StepSpec, overrides: Mapping[str, Any]) -> protocol.StepSpec:
     """The step with `orch retry --set step.key=value` applied; `step.with.key` reaches the parameters.
 
-    Unknown keys are left out: the controller checks them before they are sent.
+    Unknown keys are left out, since the controller checks them before they are sent; null means what leaving a key out does.
     """
     record: Dict[str, Any] = protocol.to_dict(step)
     for path, value in overrides.items():
@@ -208,4 +224,4 @@ def with_overrides(step: protocol.StepSpec, overrides: Mapping[str, Any]) -> pro
             target = child
         target[parts[-1]] = value
     known = {field.name for field in dataclasses.fields(protocol.StepSpec)}
-    return protocol.StepSpec(**{key: value for key, value in record.items() if key in known})
+    return protocol.StepSpec(**{key: value for key, value in record.items() if key in known and value is not None})

@@ -11,10 +11,11 @@ import contextlib
 import json
 import os
 import sys
+import traceback
 from typing import Any, Dict, Mapping
 
 from remote_jobs import protocol
-from remote_jobs.agent import control, procs
+from remote_jobs.agent import control, procs, recovery
 from remote_jobs.agent.jobdir import JobDir, Layout, Lock, write_json
 from remote_jobs.agent.supervisor import Supervisor
 
@@ -30,6 +31,15 @@ def _load_secrets(job: JobDir, given: Mapping[str, Any]) -> Dict[str, Any]:
         kept = {**kept, **given}
         write_json(path, kept)
     return kept
+
+
+def _run(supervisor: Supervisor) -> None:
+    try:
+        supervisor.run()
+    except Exception as exc:
+        traceback.print_exc()
+        sys.stderr.write("{}{}: {}\n".format(recovery.CRASHED, type(exc).__name__, " ".join(str(exc).split())))
+        sys.exit(1)
 
 
 class _SupervisorLog:
@@ -93,7 +103,7 @@ def main_in_slurm(root: str, job_id: str) -> int:
         return 0
     supervisor.allocation = Allocation(supervisor, os.environ)
     supervisor.epitaph = supervisor.allocation.epitaph()
-    supervisor.run()
+    _run(supervisor)
     lock.release()
     return 0
 
@@ -150,6 +160,6 @@ def main(root: str, job_id: str) -> int:
         acknowledge("error {}: {}".format(type(exc).__name__, exc))
         raise
     acknowledge("ok")
-    supervisor.run()
+    _run(supervisor)
     lock.release()
     return 0

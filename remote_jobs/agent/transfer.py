@@ -137,12 +137,12 @@ def _tops(layout: Layout, job_id: Optional[str], root: str) -> List[Tuple[str, s
     if job_id is None:
         raise AgentError("bad_request", "root {!r} needs a job".format(root))
     job = layout.job(job_id)
+    if os.path.isdir(job.path) and not os.path.exists(job.spec_path):
+        raise never_started(job_id)
     if root == "job":
         return [("job", job.path, None)]
     if root != "outputs":
         raise AgentError("bad_request", "unknown root {!r}".format(root), "use job, outputs or an absolute path")
-    if os.path.isdir(job.path) and not os.path.exists(job.spec_path):
-        raise never_started(job_id)
     spec = job.spec()
     places = Places(spec, job)
     tops: List[Tuple[str, str, Optional[str]]] = []

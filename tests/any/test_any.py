@@ -142,6 +142,7 @@ def test_a_launch_in_doubt_is_taken_up_where_it_was_sent(
         hosts.sshd["second"].start()
     assert cut.status == 3, "unknown whether it runs there: no other host is tried"
     assert "may run there" in cut.err
+    wait_until((hosts.folder / "doubt" / "starts").exists, "it runs")  # which makes the folder
     (hosts.folder / "doubt" / "go").touch()
     hosts.laptop.run("wait", began["job"], expect=0)
     assert len((hosts.folder / "doubt" / "starts").read_text().split()) == 1

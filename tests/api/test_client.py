@@ -103,6 +103,14 @@ def test_a_number_that_cannot_be_is_wrong_usage(shared_sshd: Sshd, tmp_path: Pat
             for limit in (0, -1):
                 with pytest.raises(UsageError, match=f"limit cannot be {limit}"):
                     client.history(limit=limit)
+            for timeout_s in (-1, math.nan, math.inf, True, "5"):
+                with pytest.raises(UsageError, match="no time to wait"):
+                    job.wait(timeout_s=timeout_s)  # type: ignore[arg-type]
+                with pytest.raises(UsageError, match="no time to wait"):
+                    job.stop(timeout_s=timeout_s)  # type: ignore[arg-type]
+            for name in (5, 1.5, b"5", None):
+                with pytest.raises(UsageError, match="names no job"):
+                    client.job(name)  # type: ignore[arg-type]
             with pytest.raises(UsageError, match="tail cannot be -1"):
                 job.log(tail=-1)
             with pytest.raises(UsageError, match="attempt cannot be 0"):

@@ -511,10 +511,16 @@ def test_a_launch_that_was_cut_short_has_nothing_to_stop_retry_or_fetch(host: Ho
     job = "cut-20260101-abcdef"
     folder = host.root / "jobs" / job
     folder.mkdir(parents=True)
-    for command in (["stop"], ["retry"], ["extend", "1h"], ["fetch", str(tmp_path)], ["why"]):
+    logs = [str(tmp_path), "--what", "logs"]
+    for command in (["stop"], ["retry"], ["extend", "1h"], ["fetch", str(tmp_path)], ["fetch", *logs], ["why"]):
         answer = host.quick(command[0], job, *command[1:], expect=2)
         assert f"{job} was never started" in answer.err, answer
         assert "orch launch PLAN" in answer.err
+    for command in (["retry", "--set", "one.run=true"], ["forward"], ["report"]):
+        answer = host.quick(command[0], job, *command[1:], expect=2)
+        assert f"nothing of job {job} is there yet" in answer.err, answer
+        assert "orch launch PLAN" in answer.err
+    assert f"the launch of {job} is not finished" in host.quick("history", job, expect=0).err
     assert list(folder.iterdir()) == []
     assert "launch not finished" in host.quick("status", job, expect=0).out
     assert "is not finished" in host.quick("wait", job, "--timeout", "0", expect=124).err
@@ -559,6 +565,7 @@ def test_a_launch_under_way_from_elsewhere_is_followed(host: Host) -> None:
     """Its folder comes first, its log later: what waits for the one goes on to the other."""
     done, _ = host.launch("echo here I am")
     host.quick("wait", done, expect=0)
+    wait_until(lambda: not host.job(done).supervisors(), "the supervisor has left, and writes nothing there any more")
     folder, aside = host.job(done).path, host.folder / "aside"
     folder.rename(aside)
     folder.mkdir()
@@ -900,7 +907,7 @@ def test_text_off_a_terminal_is_never_shortened(host: Host) -> None:
 def test_a_failed_preflight_starts_nothing_and_says_what_to_do(host: Host) -> None:
     extract = {"model": "/nowhere/model", "dataset": "/nowhere/rows.jsonl", "layers": [1], "backend": "transformers", "device": "cpu"}
     plan, _ = host.plan({"name": "extract", "uses": "extract", "with": extract})
-    before = sorted(path.name for path in (host.root / "jobs").iterdir())
+    before = sorted(path.name for path in (host.root / "jobs").glob("*"))
     answer = host.quick("launch", plan, "--json", expect=4)
     assert answer.json["error"]["code"] == "preflight_failed"
     assert "/nowhere/model" in answer.json["error"]["message"]
@@ -908,5 +915,5 @@ def test_a_failed_preflight_starts_nothing_and_says_what_to_do(host: Host) -> No
     document = host.quick("preflight", plan, "--json", expect=4).json
     assert document["ok"] is False
     frozen("preflight", [shape(check) for check in document["checks"] if check["verdict"] == "fail"][:1])
-    assert sorted(path.name for path in (host.root / "jobs").iterdir()) == before
+    assert sorted(path.name for path in (host.root / "jobs").glob("*")) == before
     assert host.quick("launch", plan, "--no-preflight", "--json", expect=0).json["adopted"] is False

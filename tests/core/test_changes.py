@@ -44,6 +44,7 @@ STEPS = [
         ("serve.retry.gpu_oom.max_num_seqs.mul=0.5", "serve.retry.gpu_oom.max_num_seqs.mul", 0.5),
         ("serve.retry.gpu_oom={max_num_seqs: 4}", "serve.retry.gpu_oom", {"max_num_seqs": {"set": 4}}),
         ("serve.retry={attempts: 2}", "serve.retry", {"attempts": 2}),
+        ("serve.retry=null", "serve.retry", {}),
         ("serve.gpus=4", "serve.gpus", 4),
     ],
 )
@@ -67,13 +68,22 @@ def test_good_changes(text: str, path: str, value: Any) -> None:
         ("own.done.equals=many", ["whole number"]),
         ("up.service.ready.port=80", ["up.service"]),
         ("workdir=/x", ["no step is called 'workdir'"]),
+        ("own.gpus=null", ["was settled by the launch", "write a number"]),
+        ("own.gpus=9", ["the host has 8 GPUs"]),
+        ("own.run.x=3", ["own.run is '(a command)', which has no keys"]),
     ],
 )
 def test_bad_changes(text: str, parts: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        retry_changes([text], STEPS)
+        retry_changes([text], STEPS, most_gpus=8)
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("texts", ["own.run=true", 5, [5], None])
+def test_a_program_must_give_a_list_of_texts(texts: Any) -> None:
+    with pytest.raises(ConfigError, match="must be a list of texts"):
+        retry_changes(texts, STEPS)
 
 
 def test_nothing_to_change() -> None:

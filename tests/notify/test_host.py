@@ -17,7 +17,7 @@ from remote_jobs.agent.notify import SlipWatch
 from remote_jobs.protocol import JobSpec
 from tests.notify.receiver import Receiver
 from tests.support.host_side import HostSide, ended, pythons
-from tests.support.jobdir import JobDir, kill
+from tests.support.jobdir import JobDir, alive, command_line, kill, pids
 from tests.support.waiting import wait_until
 
 NUMBERS = itertools.count(1)
@@ -190,6 +190,25 @@ def test_the_goodbye_of_a_heartbeat_is_tried_again(host: HostSide, receiver: Rec
     go.touch()
     assert ended(job) == "succeeded"
     wait_until(lambda: len(receiver.at("paused")) == 2, "the goodbye, again after the server was busy")
+
+
+def test_the_goodbye_of_a_heartbeat_is_not_said_of_a_job_that_runs_again(host: HostSide, receiver: Receiver) -> None:
+    """It would put the alarm to sleep: nobody would be told what becomes of the second run."""
+    notify = [{"id": "host-1", "kind": "heartbeat", "label": "heartbeat", "every_s": 3600, "end": True}]
+    addresses = {"host-1": receiver.url("alive"), "host-1 end": receiver.url("paused")}
+    go = host.work / "go"
+    job = launch(host, f"until [ -e {go} ]; do sleep 0.05; done; exit 3", notify, addresses)
+    wait_until(lambda: receiver.at("alive"), "the only heartbeat")
+    receiver.statuses = [503]
+    go.touch()
+    assert ended(job) == "failed"
+    wait_until(lambda: receiver.at("paused"), "the goodbye, which the busy server does not take")
+    couriers = [pid for pid in pids() if {"supervise", job.id} <= set(command_line(pid))]  # forks of its supervisor
+    assert couriers
+    host.agent().request("control", job=job.id, action="retry", args={"set": {"work.run": "sleep 1000"}}, secrets={"@notify": addresses})
+    wait_until(lambda: len(receiver.at("alive")) == 2, "it runs again")
+    wait_until(lambda: not any(map(alive, couriers)), "the first run's courier has made up its mind")
+    assert len(receiver.at("paused")) == 1
 
 
 def test_a_courier_outlives_its_supervisor_and_holds_nothing_of_it(host: HostSide, receiver: Receiver) -> None:

@@ -81,6 +81,7 @@ def test_two_laptops_and_a_webhook_tell_each_end_once(site: Site) -> None:
             == {"sent"},
             "both are noted as sent",
         )
+        wait_until(lambda: not directory.supervisors(), "the supervisor has left: no file comes and goes")
         for folder in (site.root, site.laptop.store):
             for file in folder.rglob("*"):
                 if file.is_file():

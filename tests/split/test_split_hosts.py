@@ -12,6 +12,7 @@ import pytest
 
 from tests.extract.conftest import Result, read_sample
 from tests.support.hosts import Hosts
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +86,13 @@ def test_all_hosts_are_ready_before_the_first_one_starts_and_half_a_launch_is_fi
     whole = answer.json["jobs"]
     assert [job["adopted"] for job in whole] == [True, False]
     assert {name: len(hosts.jobs(name)) for name in ("a", "b")} == {name: number + 1 for name, number in before.items()}
-    for name in ("a", "b"):
-        (hosts.folder / name / "sshd" / "home" / "work" / "go").touch()
+    works = [hosts.folder / name / "sshd" / "home" / "work" for name in ("a", "b")]
+    for work in works:
+        wait_until((work / "half").exists, "its ranges run")  # the launch has answered before the folder is made
+        (work / "go").touch()
     for job in whole:
         laptop.run("wait", job["job"], expect=0)
-    done = [(hosts.folder / name / "sshd" / "home" / "work" / "half").read_text().split() for name in ("a", "b")]
+    done = [(work / "half").read_text().split() for work in works]
     assert [sorted(ranges) for ranges in done] == [["1"], ["2", "3"]]
 
 

@@ -614,3 +614,33 @@ def test_records_are_json_lines_with_one_event_each(host: HostSide) -> None:
     assert all(event["v"] == 1 and event["at"].endswith("Z") for event in events)
     assert events[0]["kind"] == "created"
     assert events[-1]["kind"] == "finished"
+
+
+def test_a_supervisor_that_crashes_is_not_said_to_be_killed(host: HostSide) -> None:
+    """A defect of ours is told as one: with `killed` a person would look for who killed it."""
+    module = host.release / "remote_jobs" / "agent" / "usage.py"
+    sound = module.read_text()
+    module.write_text(sound + "\n\ndef _broken(self, now):\n    raise TypeError('of no use')\n\n\nUsageKeeper.tick = _broken\n")
+    agent = host.agent()
+    job = host.launch(agent, "sleep 1000")
+    wait_until(lambda: look(agent, job.id)["lost"], "it is lost")
+    reason = look(agent, job.id)["lost"]["reason"]
+    assert "the supervisor crashed, a defect of orch (TypeError: of no use; all of it is in " in reason
+    assert str(job.path / "supervisor.log") in reason
+    module.write_text(sound)
+    agent.request("control", job=job.id, action="retry", args={"set": {"work.run": "exit 0"}})
+    assert ended(job) == "succeeded"
+    verdict = look(agent, job.id)["state"]["steps"][0]["attempts"][0]["verdict"]
+    assert "the supervisor of attempt 1 crashed, a defect of orch" in verdict["summary"]
+
+
+def test_null_in_a_retry_means_what_leaving_a_key_out_does(host: HostSide) -> None:
+    agent = host.agent()
+    job = host.launch(agent, "exit 3")
+    assert ended(job) == "failed"
+    changes = {"work.gpus": None, "work.retry": None, "work.run": "exit 4"}
+    agent.request("control", job=job.id, action="retry", args={"set": changes})
+    wait_until(lambda: attempts(agent, job.id)[1:2], "another attempt")
+    wait_until(lambda: attempts(agent, job.id)[1] == ("failed", 4), "its end", seen=lambda: attempts(agent, job.id))
+    agent.request("control", job=job.id, action="stop", args={})
+    wait_until(lambda: look(agent, job.id)["state"]["state"] == "stopped", "it obeys", seen=lambda: look(agent, job.id))
