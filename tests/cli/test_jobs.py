@@ -841,7 +841,11 @@ def test_init_writes_what_runs_and_never_overwrites(host: Host, tmp_path: Path) 
     assert document["written"] == ["inventory.yaml", "plans/first.yaml"]
     answer = laptop.run(*arguments)
     assert answer.status == 2
+    assert "add a host to an inventory by hand" in answer.err
     assert "--force" in answer.err
+    assert "'a b' is not an ssh destination" in laptop.run("init", "a b", expect=2).err, "what --force would not help comes first"
+    missing = laptop.run(*["/no/key" if word == entry["identity_file"] else word for word in arguments], expect=2)
+    assert missing.err.startswith("orch: there is no file /no/key\n  --identity-file is the private key")
     laptop.run(*arguments, "--force", expect=0)
     plan = laptop.folder / "plans" / "first.yaml"
     plan.write_text(plan.read_text().replace("seq 20", "seq 2").replace("sleep 1", "true").replace("~/orch-first", str(tmp_path / "first")))
@@ -864,6 +868,7 @@ def test_a_history_of_a_plan_that_is_not_there_names_those_that_are(host: Host) 
     answer = host.quick("history", "--plan", f"{name}x", expect=0)
     assert answer.out.startswith(f"No job is of plan '{name}x'; did you mean '{name}'? plans: {name}")
     assert host.quick("history", "--plan", f"{name}x", "--json", expect=0).json["jobs"] == []
+    assert "and one is named" in host.quick("history", job, "--plan", name, expect=2).err
     empty = host.another_laptop("empty")
     assert empty.run("history", "--plan", "x", "--local", expect=0).out == "No jobs yet.\n"
 

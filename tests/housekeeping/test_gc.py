@@ -221,7 +221,7 @@ def test_the_command(shared_sshd: Any, tmp_path: Path) -> None:
     assert job in told.out
     assert "nothing was deleted" in told.out
     assert (root / "jobs" / job).exists()
-    [host] = laptop.run("gc", "box", "--older-than", "0s", "--apply", "--json", expect=0).json["hosts"]
+    [host] = laptop.run("gc", "box", "box", "--older-than", "0s", "--apply", "--json", expect=0).json["hosts"]
     assert [item["name"] for item in host["items"] if item["kind"] == "job"] == [job]
     assert not (root / "jobs" / job).exists()
     assert host["bytes"] > 0

@@ -179,33 +179,33 @@ def test_a_heartbeat_goes_on_while_the_supervisor_lives(host: HostSide, receiver
     assert [item.method for item in receiver.at("paused")] == ["POST"]
 
 
-def test_the_goodbye_of_a_heartbeat_is_tried_again(host: HostSide, receiver: Receiver) -> None:
-    """Lost, it would turn a healthy end into an alarm."""
+def goodbye_refused(host: HostSide, receiver: Receiver, addresses: dict[str, str], exit_status: int) -> JobDir:
+    """A job with a heartbeat that has ended, and whose goodbye a busy server has not taken."""
     notify = [{"id": "host-1", "kind": "heartbeat", "label": "heartbeat", "every_s": 3600, "end": True}]
-    addresses = {"host-1": receiver.url("alive"), "host-1 end": receiver.url("paused")}
     go = host.work / "go"
-    job = launch(host, f"until [ -e {go} ]; do sleep 0.05; done", notify, addresses)
+    job = launch(host, f"until [ -e {go} ]; do sleep 0.05; done; exit {exit_status}", notify, addresses)
     wait_until(lambda: receiver.at("alive"), "the only heartbeat")
     receiver.statuses = [503]
     go.touch()
-    assert ended(job) == "succeeded"
+    assert ended(job) == ("failed" if exit_status else "succeeded")
+    wait_until(lambda: receiver.at("paused"), "the goodbye, which the busy server does not take")
+    return job
+
+
+def test_the_goodbye_of_a_heartbeat_is_tried_again(host: HostSide, receiver: Receiver) -> None:
+    """Lost, it would turn a healthy end into an alarm."""
+    goodbye_refused(host, receiver, {"host-1": receiver.url("alive"), "host-1 end": receiver.url("paused")}, 0)
     wait_until(lambda: len(receiver.at("paused")) == 2, "the goodbye, again after the server was busy")
 
 
 def test_the_goodbye_of_a_heartbeat_is_not_said_of_a_job_that_runs_again(host: HostSide, receiver: Receiver) -> None:
     """It would put the alarm to sleep: nobody would be told what becomes of the second run."""
-    notify = [{"id": "host-1", "kind": "heartbeat", "label": "heartbeat", "every_s": 3600, "end": True}]
     addresses = {"host-1": receiver.url("alive"), "host-1 end": receiver.url("paused")}
-    go = host.work / "go"
-    job = launch(host, f"until [ -e {go} ]; do sleep 0.05; done; exit 3", notify, addresses)
-    wait_until(lambda: receiver.at("alive"), "the only heartbeat")
-    receiver.statuses = [503]
-    go.touch()
-    assert ended(job) == "failed"
-    wait_until(lambda: receiver.at("paused"), "the goodbye, which the busy server does not take")
+    job = goodbye_refused(host, receiver, addresses, 3)
     couriers = [pid for pid in pids() if {"supervise", job.id} <= set(command_line(pid))]  # forks of its supervisor
     assert couriers
-    host.agent().request("control", job=job.id, action="retry", args={"set": {"work.run": "sleep 1000"}}, secrets={"@notify": addresses})
+    again = {"job": job.id, "action": "retry", "args": {"set": {"work.run": "sleep 1000"}}, "secrets": {"@notify": addresses}}
+    host.agent().request("control", **again)
     wait_until(lambda: len(receiver.at("alive")) == 2, "it runs again")
     wait_until(lambda: not any(map(alive, couriers)), "the first run's courier has made up its mind")
     assert len(receiver.at("paused")) == 1

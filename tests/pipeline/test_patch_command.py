@@ -36,6 +36,10 @@ def test_list_check_apply_and_revert(laptop: Laptop, tmp_path: Path) -> None:
     again = laptop.run("patch", "apply", "box", "--json", expect=0).json
     assert (again["overlay"], again["sha256"]) == (built["overlay"], built["sha256"])
     assert "nothing was applied in place" in laptop.run("patch", "revert", "box", expect=0).out
-    refused = laptop.run("patch", "apply", "box", "--set", "no-such-set", expect=3)
-    assert refused.err.startswith("orch: box: no patch set 'no-such-set'; there are: ")
+    for action in ("list", "check", "apply", "revert"):
+        refused = laptop.run("patch", action, "box", "--set", "no-such-set", expect=2)
+        assert refused.err.startswith("orch: there is no patch set 'no-such-set'\n  sets: ")
+    one = min(FOR_THIS_HOST)
+    for action in ("list", "check"):
+        assert [item["name"] for item in laptop.run("patch", action, "--set", one, "--json", expect=0).json["sets"]] == [one]
     assert "--set NAME --in-place" in laptop.run("patch", "apply", "box", "--in-place", expect=2).err
