@@ -125,7 +125,7 @@ def _one(
         width = screen.width if screen.is_terminal else 120
         for row in timeline_lines(line, moment, width):
             screen.print(row, soft_wrap=True)
-    if view.get("unfinished"):
+    if view.get("unfinished") and view.get("reachable", True):
         say(f"orch: {NOT_LAUNCHED.format(view['id'])}")
     if not drawn:
         from orchestrator.core.errors import UsageError

@@ -14,14 +14,16 @@ from typing import Any
 from orchestrator.core import checks
 from orchestrator.core.errors import ConfigError, Problem
 from orchestrator.core.overrides import Override, apply_overrides, parse_override
-from orchestrator.core.plan import STEP_KEYS, Plan, Step, in_order, name_of, normal_plan
+from orchestrator.core.plan import STEP_KEYS, Done, Plan, Service, Step, in_order, name_of, normal_plan
 from orchestrator.core.retry import normal_retry
 from orchestrator.core.schema import check, suggest, unusable_text
+from orchestrator.core.spec import patches_of, service_of
+from orchestrator.core.steps import BUILTIN, unknown_parameter
 from orchestrator.core.yaml import Document
 
 FIXED = ("name", "uses", "needs", "files", "nodes", "split")
 """Keys that cannot change once a job exists: its graph and its files are on the host already."""
-BLOCKS = ("done", "service")
+BLOCKS: dict[str, type[Done | Service]] = {"done": Done, "service": Service}
 """Keys with keys of their own: one of these is judged together with those that the job has."""
 READ = ("run", "timeout_s", "grace_s", "hang_s")
 """Keys whose value is what the plan made of it: text, or seconds."""
@@ -46,7 +48,9 @@ def retry_changes(
     document = Document(None, {"name": "job", "steps": [_stand_in(step) for step in steps]})
     problems = apply_overrides(document, texts, ())
     overrides = [] if problems else [parse_override(text) for text in texts]
-    problems += [problem for override in overrides for problem in _forbidden(override, most_gpus)]
+    uses = {str(step["name"]): step.get("uses") for step in steps}
+    for override in overrides:
+        problems += [*_forbidden(override, most_gpus), *_null_slip(override, uses[override.path[0]])]
     plan = None
     if not problems:
         plan, problems = _judge(document)
@@ -71,7 +75,7 @@ def _forbidden(override: Override, most_gpus: int | None) -> list[Problem]:
     if key == "gpus" and value is None:
         return [Problem(f"{override.option}: how many GPUs it takes was settled by the launch", "write a number")]
     if key == "gpus" and most_gpus is not None and isinstance(value, int) and value > most_gpus:
-        return [Problem(f"{override.option}: the host has {most_gpus} GPUs", "write a lower number")]
+        return [Problem(f"{override.option}: GPUs of the host: {most_gpus}", "write a number up to that")]
     if key == "env" and (isinstance(value, dict) or len(override.path) < 3):
         hint = f"write --set {override.path[0]}.env.NAME=value; secrets come with orch launch"
         return [Problem(f"{override.option}: only single plain variables can be set", hint)]
@@ -79,6 +83,24 @@ def _forbidden(override: Override, most_gpus: int | None) -> list[Problem]:
         hint = f"write --set {override.path[0]}.with.NAME=value"
         return [Problem(f"{override.option}: set one parameter at a time", hint)]
     return []
+
+
+def _null_slip(override: Override, uses: str | None) -> list[Problem]:
+    """A null with a wrong name; with any other value the plan's own checks find it, but nulls are taken out of a plan."""
+    if override.value.value is not None:
+        return []
+    _, key, *rest = override.path
+    found: tuple[str, str] | None = None
+    if key not in STEP_KEYS:
+        found = f"there is no key {key!r}", suggest(key, STEP_KEYS)
+    elif key in BLOCKS and rest and rest[0] not in BLOCKS[key].model_fields:
+        found = f"there is no {key}.{rest[0]}", suggest(rest[0], BLOCKS[key].model_fields)
+    elif key == "with" and rest and uses is not None and uses in BUILTIN:
+        if rest[0] in BUILTIN[uses].required:
+            found = f"{uses} cannot start without {rest[0]}", f"write --set {override.path[0]}.with.{rest[0]}=value"
+        elif rest[0] not in BUILTIN[uses].names():
+            found = unknown_parameter(uses, rest[0])
+    return [Problem(f"{override.option}: {found[0]}", found[1])] if found else []
 
 
 def _judge(document: Document) -> tuple[Plan | None, list[Problem]]:
@@ -96,9 +118,12 @@ def _host_value(override: Override, step: Step) -> Any:
     _, key, *rest = override.path
     if key in READ:
         return getattr(step, key)
-    if key in BLOCKS:
-        block = getattr(step, key)
-        return _at(block.model_dump(exclude_none=True) if block is not None else None, rest)
+    if key == "patches":
+        return patches_of(step)
+    if key == "service":
+        return _at(service_of(step), rest)
+    if key == "done":
+        return _at(step.done.model_dump(exclude_none=True) if step.done is not None else None, rest)
     value = override.value.value
     if key == "env":
         return value if isinstance(value, str) else override.value.texts.get((), "")

@@ -101,13 +101,13 @@ def _step(loaded: LoadedPlan, index: int, step: Step, host: Host, host_name: str
         secrets=sorted(secrets),
         retry=normal_retry(step.retry),
         done=step.done.model_dump(exclude_none=True) if step.done else None,
-        service=_service(step),
+        service=service_of(step),
         grace_s=_grace_s(step),
         timeout_s=step.timeout_s,
         hang_s=step.hang_s,
         output=step.output or step.params.get("output"),
         python=step.python,
-        patches=step.patches if step.patches is not None else "auto" if step.uses in BUILTIN else None,
+        patches=patches_of(step),
         nodes=step.nodes,
         split=step.split.ranges,
     )
@@ -124,13 +124,19 @@ def _plain(env: dict[str, str | Secret]) -> dict[str, str]:
     return {name: value for name, value in env.items() if isinstance(value, str)}
 
 
-def _service(step: Step) -> dict[str, Any] | None:
+def service_of(step: Step) -> dict[str, Any] | None:
+    """A step's `service:` as the host reads it."""
     if step.service is None:
         return None
     service: dict[str, Any] = step.service.model_dump(exclude_none=True)
     if step.uses is None:
         service.setdefault("timeout_s", SERVICE_TIMEOUT_S)
     return service
+
+
+def patches_of(step: Step) -> Any:
+    """A step's `patches:` as the host reads it; built-in steps have a default."""
+    return step.patches if step.patches is not None else "auto" if step.uses in BUILTIN else None
 
 
 def _grace_s(step: Step) -> float | None:

@@ -51,7 +51,7 @@ def doctor(session: Session, names: Sequence[str], *, ask: bool = True, full: bo
     known: Mapping[str, Host] = {} if files["inventory"]["error"] else session.inventory.hosts
     for name in names:
         session.host(name)
-    chosen = list(names) or list(known)
+    chosen = list(dict.fromkeys(names)) or list(known)
     private: dict[str, str] = {}
     hosts = [_host(name, known[name], private) for name in chosen]
     if ask and chosen:

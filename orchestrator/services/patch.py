@@ -51,7 +51,7 @@ def patch(
         answer = session.agent(name).request("patch", action=action, python=session.host(name).python, **more)
         return {"host": name, **{key: value for key, value in answer.items() if key not in {"id", "ok"}}}
 
-    if sets:
+    if sets and not (action == "apply" and list(sets) in (["auto"], ["none"])):
         known = [str(item["name"]) for item in ask("list")["sets"]]
         for wanted in sets:
             if wanted not in known:

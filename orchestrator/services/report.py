@@ -56,7 +56,7 @@ def report(session: Session, job: FoundJob) -> Report:
         JobLost, HostError: nothing is known of the job. WrongState: its launch was cut short.
     """
     view, line = timeline(session, job)
-    if view.get("unfinished") and not view.get("steps"):
+    if view.get("reachable", True) and view.get("unfinished") and not view.get("steps"):
         raise never_launched(job)
     reachable = bool(view.get("reachable", True))
     spec: dict[str, Any] = {}

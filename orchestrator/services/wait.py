@@ -100,7 +100,8 @@ def wait(
 
 def never_launched(job: FoundJob) -> WrongState:
     """What is said to who wants more of a job than its launch has brought to the host."""
-    return WrongState(f"nothing of job {job.id} is there yet", NOT_LAUNCHED.format(job.id))
+    what, hint = NOT_LAUNCHED.format(job.id).split("; ")
+    return WrongState(what, hint)
 
 
 def steps_meant(view: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

@@ -8,6 +8,7 @@ Standard library only.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import stat
@@ -15,9 +16,8 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, Mapping, Optional
 
-from remote_jobs import protocol
 from remote_jobs.agent import notices
-from remote_jobs.agent.jobdir import JobDir, read_json
+from remote_jobs.agent.jobdir import JobDir
 
 WAITS_S = (5.0, 30.0, 120.0, 300.0, 600.0)
 """Between tries; the last try is 18 minutes after the first."""
@@ -58,21 +58,14 @@ def end_heartbeat(job: JobDir, label: Any, url: str) -> Dict[str, Any]:
 
     Not said any more of a job that was taken up again meanwhile: its alarm would sleep while it runs.
     """
+    tries = itertools.count()
 
     def send() -> None:
-        if _is_over(job):
+        if next(tries) == 0 or os.path.exists(job.result_path):  # who takes a job up puts its result aside
             _http(url, None, {}, "POST")
 
     _let_go()
     return {"label": label, "error": _until_taken(send)}
-
-
-def _is_over(job: JobDir) -> bool:
-    """False for a job that runs (again); one whose record is gone does not."""
-    try:
-        return read_json(job.state_path)["state"] in protocol.JOB_TERMINAL
-    except (OSError, ValueError, LookupError, TypeError):
-        return True
 
 
 def _until_taken(send: Callable[[], Any]) -> Optional[str]:

@@ -279,8 +279,8 @@ def no_step(state: Mapping[str, Any], step: Any) -> AgentError:
 
 def never_started(job_id: str) -> AgentError:
     """The answer for a job whose launch broke off before its plan was there."""
-    text = "job {} was never started: its launch was cut short".format(job_id)
-    return AgentError("wrong_state", text, "start it anew with: orch launch PLAN")
+    text = "the launch of {} is not finished".format(job_id)
+    return AgentError("wrong_state", text, "if it was cut short, start it anew with: orch launch PLAN")
 
 
 def post_control(

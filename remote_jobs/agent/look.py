@@ -194,7 +194,8 @@ class Looker:
             },
         }  # fmt: skip
         if final:
-            self._finish(job, state)
+            if not alive:  # else its supervisor does, or is just taking the job up again
+                self._finish(job, state)
             with contextlib.suppress(OSError):
                 self._ended[job.id] = (os.stat(job.state_path).st_mtime, answer)
         elif spec.slurm is not None:
@@ -287,23 +288,23 @@ class Looker:
         state["state"] = "lost"
         left += procs.find_job(job.id)  # also what was started a moment before the kill and never written down
         left = list({proc.pid: proc for proc in left}.values())
+        crashed = recovery.crash(job)
+        who = "the supervisor was killed"
+        if crashed:
+            who = "the supervisor crashed, a defect of orch ({}; more in {})".format(crashed, job.at(protocol.SUPERVISOR_LOG))
         if booted_elsewhere:
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(procs.boot_time_s()))
             reason = "host rebooted at {}".format(at)
         elif main_alive:
-            reason = "the supervisor was killed; the job's main process still runs"
+            reason = who + "; the job's main process still runs"
         elif left and not any(item["attempts"] for item in state["steps"]):
-            reason = "the supervisor was killed while it started the job; {} process(es) run".format(len(left))
+            reason = who + " while it started the job; {} process(es) run".format(len(left))
         elif left:
-            reason = "the supervisor was killed; the job's main process is gone too, {} process(es) still run".format(len(left))
+            reason = who + "; the job's main process is gone too, {} process(es) still run".format(len(left))
         elif under_way:
-            reason = "the supervisor was killed; nothing of the job runs any more, how it ended is not known"
+            reason = who + "; nothing of the job runs any more, how it ended is not known"
         else:
-            reason = "the supervisor was killed while no step was running"
-        crashed = recovery.crash(job)
-        if crashed and not booted_elsewhere:
-            told = "the supervisor crashed, a defect of orch ({}; all of it is in {})".format(crashed, job.at(protocol.SUPERVISOR_LOG))
-            reason = reason.replace("the supervisor was killed", told)
+            reason = who + " while no step was running"
         rows = procs.CpuMeter().rows(left[:50], time.monotonic())
         return {"reason": reason, "main_alive": main_alive, "boot_changed": booted_elsewhere, "processes": rows}
 

@@ -23,9 +23,9 @@ from remote_jobs.protocol import EventKind
 if TYPE_CHECKING:
     from remote_jobs.agent.supervisor import Supervisor
 
-CRASHED = "orch: the supervisor crashed: "
-"""How the last line of a supervisor's log begins when a defect of ours, and nobody's kill, ended it."""
-_CRASH_LOG_BYTES = 4096
+BEGAN, CRASHED = "orch: a supervisor begins, pid ", "orch: the supervisor crashed: "
+"""Lines of a supervisor's log; the second when a defect of ours, and nobody's kill, ended it. The newest of both counts."""
+_CRASH_LOG_BYTES = 64 << 10
 _LOST_LOG_BYTES = 4 << 20
 
 
@@ -176,7 +176,7 @@ def _bury(boss: "Supervisor", step: protocol.StepSpec, index: int, last: Mapping
     end_processes(left, step)
     rebooted = of_another_boot(boss.job, index, step.name, n)
     verdict = boss.epitaph or judge.lost_verdict(
-        last, [proc.pid for proc in left], rebooted=rebooted, crashed=crash(boss.job)
+        last, [proc.pid for proc in left], rebooted=rebooted, crashed=boss.crashed_before
     )
     kept = kept_by(boss.job, index, step, n, boss.places)
     ended = "stopped" if boss.cancelled else "lost"
@@ -196,16 +196,17 @@ def crash(job: JobDir) -> Optional[str]:
     try:
         with open(job.at(protocol.SUPERVISOR_LOG), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _CRASH_LOG_BYTES))
-            last = file.read(_CRASH_LOG_BYTES).decode("utf-8", "replace").rstrip().rpartition("\n")[2]
+            lines = file.read(_CRASH_LOG_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return None
+    last = next((line for line in reversed(lines) if line.startswith((BEGAN, CRASHED))), "")
     return last[len(CRASHED) :] if last.startswith(CRASHED) else None
 
 
 def with_overrides(step: protocol.StepSpec, overrides: Mapping[str, Any]) -> protocol.StepSpec:
     """The step with `orch retry --set step.key=value` applied; `step.with.key` reaches the parameters.
 
-    Unknown keys are left out, since the controller checks them before they are sent; null means what leaving a key out does.
+    Unknown keys are left out, since the controller checks them before they are sent; null means the field's default.
     """
     record: Dict[str, Any] = protocol.to_dict(step)
     for path, value in overrides.items():

@@ -214,13 +214,13 @@ class Run:
         limit = terms.changes.get(limits.READY_WITHIN) or (terms.step.service or {}).get("timeout_s")
         if limit and now - self.attempt.started_mono > float(limit) + terms.extra_s:
             said = self._readiness.said(terms.step)
-            self._suspect("not_ready", "not ready after {:g} s: {}".format(float(limit) + terms.extra_s, said), terms.others)
+            self._suspect("not_ready", "not ready after {:.15g} s: {}".format(float(limit) + terms.extra_s, said), terms.others)
 
     def _check_limits(self, now: float, terms: Terms) -> None:
         limit = terms.step.timeout_s
         if limit and now - self.attempt.started_mono > float(limit) + terms.extra_s:
-            more = " and the {:g} s it was given more".format(terms.extra_s) if terms.extra_s else ""
-            self._suspect("timeout", "ran longer than timeout_s = {:g}{}".format(float(limit), more), terms.others)
+            more = " and the {:.15g} s it was given more".format(terms.extra_s) if terms.extra_s else ""
+            self._suspect("timeout", "ran longer than timeout_s = {:.15g}{}".format(float(limit), more), terms.others)
             return
         verdict = self._hang.look(now, self.attempt, terms.step, service_ready=self.ready)
         if verdict:

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import traceback
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Iterator, Mapping
 
 from remote_jobs import protocol
 from remote_jobs.agent import control, procs, recovery
@@ -31,15 +31,6 @@ def _load_secrets(job: JobDir, given: Mapping[str, Any]) -> Dict[str, Any]:
         kept = {**kept, **given}
         write_json(path, kept)
     return kept
-
-
-def _run(supervisor: Supervisor) -> None:
-    try:
-        supervisor.run()
-    except Exception as exc:
-        traceback.print_exc()
-        sys.stderr.write("{}{}: {}\n".format(recovery.CRASHED, type(exc).__name__, " ".join(str(exc).split())))
-        sys.exit(1)
 
 
 class _SupervisorLog:
@@ -85,6 +76,19 @@ def _log_to(job: JobDir) -> None:
     sys.stdout = sys.stderr = _SupervisorLog()
 
 
+@contextlib.contextmanager
+def _telling_of_crashes() -> Iterator[None]:
+    """End the process at a defect of ours, so that the log's last word is that. Where it was, not its text: that may quote a secret."""
+    sys.stderr.write("{}{}\n".format(recovery.BEGAN, os.getpid()))
+    try:
+        yield
+    except Exception as exc:
+        traceback.print_exc()
+        at = traceback.extract_tb(exc.__traceback__)[-1]
+        sys.stderr.write("{}{} at {}:{}\n".format(recovery.CRASHED, type(exc).__name__, os.path.basename(at.filename), at.lineno))
+        sys.exit(1)
+
+
 def main_in_slurm(root: str, job_id: str) -> int:
     """Entry of `supervise --slurm`: the batch script of an allocation. Runs until the job or the allocation ends."""
     from remote_jobs.agent.slurm.allocation import Allocation, local_spec
@@ -98,12 +102,15 @@ def main_in_slurm(root: str, job_id: str) -> int:
     _log_to(job)
     os.register_at_fork(after_in_child=lock.release)
     procs.become_subreaper()
-    supervisor = Supervisor(layout, job, local_spec(job.spec()), _load_secrets(job, {}), lock)
-    if supervisor.fold.state["state"] in protocol.JOB_TERMINAL and not control.pending(job):
-        return 0
-    supervisor.allocation = Allocation(supervisor, os.environ)
-    supervisor.epitaph = supervisor.allocation.epitaph()
-    _run(supervisor)
+    crashed_before = recovery.crash(job)
+    with _telling_of_crashes():
+        supervisor = Supervisor(layout, job, local_spec(job.spec()), _load_secrets(job, {}), lock)
+        supervisor.crashed_before = crashed_before
+        if supervisor.fold.state["state"] in protocol.JOB_TERMINAL and not control.pending(job):
+            return 0
+        supervisor.allocation = Allocation(supervisor, os.environ)
+        supervisor.epitaph = supervisor.allocation.epitaph()
+        supervisor.run()
     lock.release()
     return 0
 
@@ -118,6 +125,7 @@ def main_settle(root: str, job_id: str) -> int:
         print("held")
         return 0
     supervisor = Supervisor(layout, job, job.spec(), _load_secrets(job, {}), lock)
+    supervisor.crashed_before = recovery.crash(job)
     supervisor.epitaph = given.get("verdict")
     supervisor.cancelled = bool(given.get("cancelled"))
     supervisor.settle()
@@ -149,17 +157,20 @@ def main(root: str, job_id: str) -> int:
         return 0
     # A side task that hangs in a driver must not look like a living supervisor when we are killed.
     os.register_at_fork(after_in_child=lock.release)
-    try:
-        procs.become_subreaper()
-        supervisor = Supervisor(layout, job, job.spec(), _load_secrets(job, given.get("secrets") or {}), lock)
-        if supervisor.fold.state["state"] in protocol.JOB_TERMINAL and not control.pending(job):
-            acknowledge("ok")  # over, and nobody asks for a retry: a start at boot must not touch it
-            return 0
-        supervisor.write_state(durable=True)
-    except Exception as exc:
-        acknowledge("error {}: {}".format(type(exc).__name__, exc))
-        raise
-    acknowledge("ok")
-    _run(supervisor)
+    crashed_before = recovery.crash(job)
+    with _telling_of_crashes():
+        try:
+            procs.become_subreaper()
+            supervisor = Supervisor(layout, job, job.spec(), _load_secrets(job, given.get("secrets") or {}), lock)
+            supervisor.crashed_before = crashed_before
+            if supervisor.fold.state["state"] in protocol.JOB_TERMINAL and not control.pending(job):
+                acknowledge("ok")  # over, and nobody asks for a retry: a start at boot must not touch it
+                return 0
+            supervisor.write_state(durable=True)
+        except Exception as exc:
+            acknowledge("error {}: {}".format(type(exc).__name__, exc))
+            raise
+        acknowledge("ok")
+        supervisor.run()
     lock.release()
     return 0

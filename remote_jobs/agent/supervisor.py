@@ -50,6 +50,8 @@ class Supervisor:
         self.allocation: Optional[Allocation] = None
         self.epitaph: Optional[Dict[str, Any]] = None
         """What attempts died of that an earlier supervisor left unfinished, where that is known from elsewhere."""
+        self.crashed_before: Optional[str] = None
+        """Where the earlier supervisor crashed, if it did."""
         self.cancelled = False
         """Those were ended because somebody wanted the job to stop."""
         self.replayed: List[Dict[str, Any]] = list(job.read_events())

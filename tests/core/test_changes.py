@@ -45,6 +45,10 @@ STEPS = [
         ("serve.retry.gpu_oom={max_num_seqs: 4}", "serve.retry.gpu_oom", {"max_num_seqs": {"set": 4}}),
         ("serve.retry={attempts: 2}", "serve.retry", {"attempts": 2}),
         ("serve.retry=null", "serve.retry", {}),
+        ("serve.patches=null", "serve.patches", "auto"),
+        ("own.patches=null", "own.patches", None),
+        ("up.service.timeout_s=null", "up.service.timeout_s", 1800.0),
+        ("up.service={ready: {port: 80}}", "up.service", {"ready": {"port": 80}, "timeout_s": 1800.0}),
         ("serve.gpus=4", "serve.gpus", 4),
     ],
 )
@@ -69,7 +73,11 @@ def test_good_changes(text: str, path: str, value: Any) -> None:
         ("up.service.ready.port=80", ["up.service"]),
         ("workdir=/x", ["no step is called 'workdir'"]),
         ("own.gpus=null", ["was settled by the launch", "write a number"]),
-        ("own.gpus=9", ["the host has 8 GPUs"]),
+        ("own.gpus=9", ["GPUs of the host: 8"]),
+        ("own.timout_s=null", ["there is no key 'timout_s'", "did you mean 'timeout_s'"]),
+        ("serve.with.modle=null", ["unknown parameter 'modle'", "did you mean 'model'"]),
+        ("serve.with.model=null", ["serve cannot start without model"]),
+        ("own.done.eqals=null", ["there is no done.eqals", "did you mean 'equals'"]),
         ("own.run.x=3", ["own.run is '(a command)', which has no keys"]),
     ],
 )

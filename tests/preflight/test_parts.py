@@ -212,6 +212,9 @@ def test_what_is_to_stay_free_counts_as_needed(tmp_path: Path) -> None:
     assert "or min_free_gib" in much["fix"]
     assert found(min_free_gib=100_000, model="of/an-unknown-size")["verdict"] == "fail", "no guess is needed for that"
     writes = disk.Writes(GIB, 10, "x", reserve=50 * GIB)
+    full = disk.Target("o", "/d", "ext4", memory=False, free_bytes=GIB, free_inodes=None)
+    assert disk.judge(full, disk.Writes(GIB, 10, "x", reserve=2 * GIB), GIB, allow_tmpfs=True) == [], "all of it is there already"
+    assert disk.judge(full, disk.Writes(0.0, 0, "x", sure=False, reserve=2 * GIB), 0, allow_tmpfs=True)[0]["verdict"] == "fail"
     quota = disk.Target("o", "/d", "ext4", memory=False, free_bytes=100 * GIB, free_inodes=None, quota_left=2 * GIB)
     assert disk.judge(quota, writes, 0, allow_tmpfs=True) == [], "the reserve is of the disk, not of the quota"
 

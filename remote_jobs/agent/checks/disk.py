@@ -109,7 +109,8 @@ def judge(target: Target, writes: Writes, already: float, *, allow_tmpfs: bool) 
     if target.quota_left is not None and target.quota_left < left - reserve:
         # The step keeps its reserve of the disk, whatever a quota says.
         left, why, reserve, beside = target.quota_left, "left of your quota", 0.0, ""
-    if need > left - reserve:
+    is_asked = need > 0 or not already  # of the disk; nothing, when all is there already
+    if is_asked and need > left - reserve:
         text = "{} will be written ({}){}, {} are {} in {}".format(
             gib(need), writes.how, beside, gib(left), why, target.existing
         )
@@ -117,7 +118,7 @@ def judge(target: Target, writes: Writes, already: float, *, allow_tmpfs: bool) 
         # How much is written may be a guess; that nothing can be written is none.
         sure = writes.sure or reserve > left
         found.append(row(FAIL if sure else WARN, text, fix + (" or min_free_gib" if reserve else "")))
-    elif need > 0.9 * (left - reserve):
+    elif is_asked and need > 0.9 * (left - reserve):
         text = "{} of {} {} in {} will be taken ({}){}".format(
             gib(need), gib(left), why, target.existing, writes.how, beside
         )
